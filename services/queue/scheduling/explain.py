@@ -92,6 +92,8 @@ def _summary(state: State, record: Record, position: int, waiting: int, sizing: 
         return "; ".join(filter(None, (waits, refusal.remedy, first)))
     if phase in (Phase.STARTING, Phase.RUNNING):
         parts = [f"{phase.value} on {nodes}, attempt {job.attempt.number}", sizing]
+        if record.spec.elastic:
+            parts.append("running jobs are not resized: it keeps its number of replicas until it starts again")
         if record.in_pre_run:
             parts.insert(1, f"{in_words(record.spec.pre_run_seconds or 0.0)}, before its gang is assembled")
         elif phase is Phase.RUNNING and job.progress.throttle:

@@ -189,18 +189,20 @@ def write_cores(cores: int | None) -> str:
     return AUTO if cores is None else str(cores)
 
 
-def parse_replicas(text: str) -> int | None:
-    """Return a number of replicas; None for `auto`.
+def parse_replicas(text: str) -> int | tuple[int, int] | None:
+    """Return a number of replicas, or an elastic job's minimum and maximum; None for `auto`.
 
-    >>> parse_replicas("3"), parse_replicas("auto")
-    (3, None)
+    >>> parse_replicas("3"), parse_replicas("1..8"), parse_replicas("auto")
+    (3, (1, 8), None)
     """
     if text.strip().lower() == AUTO:
         return None
+    least, range_, most = text.partition("..")
     try:
-        return parse_integer(text)
+        return (parse_integer(least), parse_integer(most)) if range_ else parse_integer(text)
     except ValueError:
-        raise ValueError(f"must be a whole number or auto, not {shown(text)}") from None
+        forms = "a whole number, a range such as 1..8, or auto" if range_ else "a whole number or auto"
+        raise ValueError(f"must be {forms}, not {shown(text)}") from None
 
 
 def parse_integer(text: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cotenant.core.model.job import OPEN_REPLICAS_MAX_DEFAULT, OpenReplicas, Request, Role
+from cotenant.core.model.job import OPEN_REPLICAS_MAX_DEFAULT, OpenReplicas, ReplicaRange, Request, Role
 from cotenant.core.model.resources import amounts_of
 from cotenant.v1 import job_pb2, resources_pb2
 
@@ -16,12 +16,15 @@ def role_from_wire(message: job_pb2.Role) -> Role:
         left_open = OpenReplicas(
             message.open.min or MIN_REPLICAS_DEFAULT, message.open.max or OPEN_REPLICAS_MAX_DEFAULT
         )
+    elastic = ReplicaRange(message.elastic.min, message.elastic.max) if message.HasField("elastic") else None
+    bounds = left_open or elastic
     return Role(
         message.name or "worker",
-        message.replicas or (max(1, left_open.least) if left_open else 0),
+        message.replicas or (max(1, bounds.least) if bounds else 0),
         _request_from_wire(message.resources),
         tuple(message.command),
         left_open,
+        elastic,
     )
 
 
@@ -35,8 +38,14 @@ def role_to_wire(role: Role) -> job_pb2.Role:
         **amounts_of(request),
     )
     left_open = job_pb2.OpenReplicas(min=role.open.least, max=role.open.most) if role.open else None
+    elastic = job_pb2.ReplicaRange(min=role.elastic.least, max=role.elastic.most) if role.elastic else None
     return job_pb2.Role(
-        name=role.name, replicas=role.replicas, resources=resources, command=role.command, open=left_open
+        name=role.name,
+        replicas=role.replicas,
+        resources=resources,
+        command=role.command,
+        open=left_open,
+        elastic=elastic,
     )
 
 

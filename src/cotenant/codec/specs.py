@@ -29,7 +29,16 @@ from cotenant.codec.times import seconds as seconds
 from cotenant.codec.times import timestamp as timestamp
 from cotenant.core.model import job_fields, validation
 from cotenant.core.model.allocation import GpuShare, NodeAllocation, TaskAllocation
-from cotenant.core.model.job import JobKind, JobSpec, Locality, ObjectiveCheck, SpreadBy, SubmitDirectory
+from cotenant.core.model.job import (
+    BatchScaling,
+    JobKind,
+    JobSpec,
+    Locality,
+    ObjectiveCheck,
+    ResizeMode,
+    SpreadBy,
+    SubmitDirectory,
+)
 from cotenant.core.model.job_fields import JobField
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase, StopReason
 from cotenant.core.model.node import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
@@ -236,6 +245,8 @@ _ENUMS: Mapping[str, EnumMap[Any]] = {  # by protobuf's name
     "Locality": LOCALITIES,
     "SpreadBy": EnumMap(SpreadBy, job_pb2.SpreadBy, "SPREAD_BY"),
     "ObjectiveCheck": EnumMap(ObjectiveCheck, job_pb2.ObjectiveCheck, "OBJECTIVE_CHECK"),
+    "ResizeMode": EnumMap(ResizeMode, job_pb2.ResizeMode, "RESIZE_MODE"),
+    "BatchScaling": EnumMap(BatchScaling, job_pb2.BatchScaling, "BATCH_SCALING"),
 }
 _DECODERS: dict[str, tuple[str, Callable[[Any], Any] | None]] = {}
 _ENCODERS: dict[str, tuple[str, str, Callable[[Any], Any] | None, bool]] = {}

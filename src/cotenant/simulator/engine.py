@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from cotenant.core.model.job import JobKind
 from cotenant.core.model.refusal import Refusal
@@ -21,6 +22,7 @@ from cotenant.simulator.physics.world import World
 from cotenant.simulator.policy_set import Policies
 from cotenant.simulator.prediction_arms import Arm
 from cotenant.simulator.recording.events import EventLog, Kind, Recorder
+from cotenant.simulator.replica_resizing import ReplicaFigures, elastic_of
 from cotenant.simulator.resizing import ResizeFigures
 from cotenant.simulator.scheduler import Scheduler
 from cotenant.simulator.snapshots import SnapshotState
@@ -68,6 +70,9 @@ class Simulation:
             event_log=self._event_log,
         )
         self._resizing = self._scheduler.resizing
+        self._replica_resizing = self._scheduler.replica_resizing
+        if self._replica_resizing:
+            self._replica_resizing.class_of = self._class_with
         self._idle = False  # no job runs or is still to come
         self._initial_rng_state = self._scheduler.rng.bit_generator.state
         self.world.contention_control.wanted = any(job.kind is JobKind.CPU for job in trace.jobs)
@@ -92,6 +97,11 @@ class Simulation:
     def sized(self) -> ResizeFigures | None:
         """The effect of resizing running jobs; None if the allocator does not resize."""
         return self._resizing.counted(self.now) if self._resizing else None
+
+    @property
+    def rescaled(self) -> ReplicaFigures | None:
+        """The resizes of elastic jobs; None if the allocator resizes none."""
+        return self._replica_resizing.figures if self._replica_resizing else None
 
     @property
     def _policy_used_randomness(self) -> bool:
@@ -120,14 +130,35 @@ class Simulation:
             self._resizing.measure(now)
             if self._resizing.sizing_changed():
                 self._scheduler.resize_waiting(self._resized_class, now)
-        for sim_job, finish in self._scheduler.decide(now):
-            self._schedule_finish(sim_job, finish)
+        if self._replica_resizing:
+            self._resize_replicas(now)
+        else:
+            self._decide(now)
         if self._resizing:
             for sim_job, finish in self._resizing.rebalance(now):
                 self._schedule_finish(sim_job, finish)
         if not self.world.quiet:
             self._update_rates(now)
         return True
+
+    def _decide(self, now: float) -> None:
+        for sim_job, finish in self._scheduler.decide(now):
+            self._schedule_finish(sim_job, finish)
+
+    def _resize_replicas(self, now: float) -> None:
+        """Run a cycle between two looks at the sizes of elastic jobs."""
+        for sim_job, finish in self._scheduler.resize_replicas(now, waiting=True):
+            self._schedule_finish(sim_job, finish)
+        self._decide(now)
+        for sim_job, finish in self._scheduler.resize_replicas(now, waiting=False):
+            self._schedule_finish(sim_job, finish)
+
+    def _class_with(self, sim_job: SimulatedJob, count: int) -> JobClass | Refusal:
+        """Return the class of an elastic job with another number of replicas, or why it could never run."""
+        number, role = elastic_of(sim_job)
+        roles = list(sim_job.job.roles)
+        roles[number] = replace(role, replicas=count)
+        return self._eligibility.job_class(replace(sim_job.job, roles=tuple(roles)), sim_job.estimate)
 
     def _resized_class(self, sim_job: SimulatedJob) -> JobClass | None:
         """Return the class of a waiting job by what is now known of its job class; None if that changes nothing."""
@@ -193,6 +224,8 @@ class Simulation:
             if self._resizing.freed:
                 return self.now
             expiring = min(expiring, self._resizing.next_seconds())
+        if self._replica_resizing:
+            expiring = min(expiring, self._replica_resizing.next_seconds())
         if self._idle and self.finished + self._scheduler.given_up == len(self.sim_jobs):
             return expiring
         if self.world.quiet:

@@ -156,6 +156,10 @@ class SimulatedJob:
     trial_left_seconds: float = math.inf
     fails_at: float = math.inf
     timing: int = 0  # counts the predictions of its end
+    speed: float = 1.0  # of an elastic job with the replicas of its class, relative to the requested number
+    resizes: int = 0
+    held_milli_seconds: float = 0.0  # GPUs × time of earlier runs of an elastic job
+    busy_milli_seconds: float = 0.0  # the same, times their utilization
     asked: JobSpec = field(init=False)  # as submitted; cached, since every cycle needs it
 
     def __post_init__(self) -> None:
@@ -205,6 +209,8 @@ class SimulatedJob:
 
     def spec(self) -> JobSpec:
         """Return the job as submitted, with its present number of replicas if that is variable."""
+        if self.asked.elastic:
+            return self.asked.with_counts(part.replicas for part in self.job_class.parts)
         return self.asked.with_replicas(self.job_class.replicas) if self.asked.open else self.asked
 
     def fragmented_until(self, now: float) -> float:
@@ -268,12 +274,21 @@ class SimulatedJob:
         """Return the total run time of the job at its present rate, if it is never killed and never fails."""
         ran = now - self.running_since if self.running else 0.0
         beyond = self.job.work_seconds * (1 - self.fate.work_share)
-        rest = (self.rest_seconds + beyond) / self.rate if self.rate else math.inf
+        rate = self.rate if self.running else self.speed
+        rest = (self.rest_seconds + beyond) / rate if rate else math.inf
         return self.attained_seconds + ran + self.restart_seconds + rest
 
     def busy_until(self, now: float) -> float:
         """Return GPU utilization × time including the present run."""
         return self.busy_seconds + (self._worked(now) * self.busy if self.running else 0.0)
+
+    def milli_seconds_until(self, now: float) -> tuple[float, float]:
+        """Return the GPU time of an elastic job including the present run, in thousandths: held, and used."""
+        if not self.running:
+            return self.held_milli_seconds, self.busy_milli_seconds
+        milli = self.job_class.gpu_milli
+        held = self.held_milli_seconds + (now - self.settled_seconds) * milli
+        return held, self.busy_milli_seconds + self._worked(now) * self.busy * milli
 
     def stopped(self, migrates: bool, reclaimed: bool) -> None:
         """Count a stop for another job."""
@@ -314,9 +329,26 @@ class SimulatedJob:
         """Return for how long it has worked since that was last counted."""
         return max(0.0, now - self.settled_seconds - self.restart_seconds)
 
+    def resize(self, now: float, restart_seconds: float) -> float:
+        """End a generation, for the next one to start at this instant; returns the seconds that the restart adds.
+
+        What an earlier restart still lacks is part of the new one. Work is saved.
+        """
+        ran = now - self.running_since
+        self._settle(now)
+        more = max(0.0, restart_seconds - self.restart_seconds) if ran else 0.0
+        self.restart_seconds += more
+        self.trial_left_seconds -= ran
+        self.resizes += 1
+        self._hold_nothing(ran)
+        return more
+
     def _settle(self, now: float) -> None:
         """Count the work done at the present rate, and how much of it was saved."""
         worked = self._worked(now)
+        if self.asked.elastic:
+            self.held_milli_seconds += (now - self.settled_seconds) * self.job_class.gpu_milli
+            self.busy_milli_seconds += worked * self.busy * self.job_class.gpu_milli
         if worked and self.checkpoint_seconds < math.inf:
             saves = math.floor((now - self.working_since) / self.checkpoint_seconds)
             unsaved = now - (self.working_since + saves * self.checkpoint_seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -37,6 +37,8 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "sizing": "only if the allocator resizes running jobs: `resizes`, the number of changes; mean "
         "cores, over the makespan, that jobs had given back of their GPUs' share (`slimmed_cores`) and that were lent "
         "to them in addition to their own (`lent_cores`)",
+        "elasticity": "only if the allocator resizes elastic jobs: `resizes`, the number of changes, and the GPU time "
+        "that their restarts took (`lost_gpu_seconds`)",
         "cpu_jobs_avg_queue_seconds": "avg_queue_seconds of jobs without GPUs; null if there are none",
         "tenants": "by tenant: its jobs; the mean JCT and time spent waiting of finished jobs; the GPU time that it "
         "held, and its share of the GPU time of all tenants",
@@ -98,6 +100,7 @@ class Outcome(NamedTuple):
     tenant: str = TENANT_DEFAULT
     fragmentation_seconds: tuple[float, ...] = ()  # by level; they add up to the waits of that kind
     servers: int = 0  # of its last run
+    elastic_milli_seconds: tuple[float, float] | None = None  # GPUs × time of an elastic job: held, and used
 
     @property
     def jct_seconds(self) -> float | None:
@@ -112,7 +115,17 @@ class Outcome(NamedTuple):
     @property
     def gpu_seconds(self) -> float:
         """GPU time held."""
-        return self.run_seconds * self.gpu_milli / WHOLE_GPU_MILLI
+        return self.held_milli_seconds / WHOLE_GPU_MILLI
+
+    @property
+    def held_milli_seconds(self) -> float:
+        """GPU time held, in thousandths."""
+        return self.elastic_milli_seconds[0] if self.elastic_milli_seconds else self.gpu_milli * self.run_seconds
+
+    @property
+    def busy_milli_seconds(self) -> float:
+        """GPU time used, in thousandths."""
+        return self.elastic_milli_seconds[1] if self.elastic_milli_seconds else self.gpu_milli * self.busy_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +149,7 @@ class Result:
     cpu_utilisation: float | None
     cpu_jobs_avg_queue_seconds: float | None
     sizing: Mapping[str, float | None] | None
+    elasticity: Mapping[str, float] | None
     objectives: Mapping[str, int]
     qos_guarantee_percent: float | None
     ends: Mapping[str, int]
@@ -171,8 +185,9 @@ class Result:
         names = (name for name in self.__dataclass_fields__ if name not in ("outcomes", "ends", "ends_gpu_time"))
         plain = {name: getattr(self, name) for name in names}
         about = dict(ABOUT)
-        if self.sizing is None:
-            del plain["sizing"], about["sizing"]
+        for name in ("sizing", "elasticity"):
+            if getattr(self, name) is None:
+                del plain[name], about[name]
         return {
             **plain,
             "objectives": dict(self.objectives),
@@ -214,11 +229,9 @@ def result_of(
     jcts = np.array([outcome.jct_seconds for outcome in done], dtype=np.float64)
     makespan = max((outcome.finished_seconds or 0.0 for outcome in done), default=None)
     span = (makespan if complete else simulation.now) or 0.0
-    occupancy = _share([one.gpu_milli * one.run_seconds for one in outcomes], cluster.gpus * 1000, span)
-    busy = _share([one.gpu_milli * one.busy_seconds for one in outcomes], cluster.gpus * 1000, span)
-    held_cores = [
-        sim_job.job_class.cores * one.run_seconds for sim_job, one in zip(simulation.sim_jobs, outcomes, strict=True)
-    ]
+    occupancy = _share([one.held_milli_seconds for one in outcomes], cluster.gpus * 1000, span)
+    busy = _share([one.busy_milli_seconds for one in outcomes], cluster.gpus * 1000, span)
+    held_cores = [job.job_class.cores * one.run_seconds for job, one in zip(simulation.sim_jobs, outcomes, strict=True)]
     held_cores += [simulation.sized.beyond_core_seconds] if simulation.sized else []
     return Result(
         jobs=simulation.submitted,
@@ -237,6 +250,7 @@ def result_of(
         gpu_occupancy=occupancy,
         cpu_utilisation=_share(held_cores, cluster.cores, span),
         sizing=_sizing(simulation.sized, span) if simulation.sized else None,
+        elasticity=asdict(simulation.rescaled) if simulation.rescaled else None,
         cpu_jobs_avg_queue_seconds=_mean([one.queue_seconds for one in done if not one.gpu_milli]),
         objectives=(deadlines := _deadlines(simulation, outcomes, complete=complete)),
         qos_guarantee_percent=_qos_percent(deadlines),
@@ -280,7 +294,7 @@ def _outcome(sim_job: SimulatedJob, now: float) -> Outcome:
     return Outcome(
         id=job.id,
         kind=job.kind,
-        gpu_milli=sim_job.job_class.gpu_milli,
+        gpu_milli=job.spec().gpu_milli if sim_job.asked.elastic else sim_job.job_class.gpu_milli,
         submitted_seconds=job.submitted_seconds,
         work_seconds=job.work_seconds,
         finished_seconds=sim_job.finished_seconds if sim_job.finished else None,
@@ -298,6 +312,7 @@ def _outcome(sim_job: SimulatedJob, now: float) -> Outcome:
         tenant=job.tenant,
         fragmentation_seconds=by_level(waited),
         servers=sim_job.servers,
+        elastic_milli_seconds=sim_job.milli_seconds_until(now) if sim_job.asked.elastic else None,
     )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from cotenant.core.capacity.ledger import Holding, Overcommitted
 from cotenant.core.model.gang import Gang
+from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.job_table import Ints, Jobs, JobTable
 from cotenant.core.model.refusal import Refusal, Wait, given_up
 from cotenant.core.model.resources import UNITS, Resources, added
@@ -29,8 +30,10 @@ from cotenant.core.policy.capabilities import capability_of
 from cotenant.core.policy.protocols import EndedJob, FixedWhileWaiting
 from cotenant.core.scheduling import cycle
 from cotenant.core.scheduling.admission import RULES, FairShare, Rules
+from cotenant.core.scheduling.ordering import rank
 from cotenant.core.scheduling.usage_ledger import UsageLedger
 from cotenant.core.scheduling.waiting_order import WaitingOrder
+from cotenant.core.sizing.elastic import ResizesReplicas
 from cotenant.core.sizing.resize import Resizes
 from cotenant.simulator import service_scaling
 from cotenant.simulator.cluster_view import RunningJobs, SimulatedClusterView
@@ -39,6 +42,7 @@ from cotenant.simulator.cycle_candidates import CycleCandidates, victims_of
 from cotenant.simulator.free_resources import FreeResources
 from cotenant.simulator.job import JobClass, SimulatedJob, row_of
 from cotenant.simulator.physics.rates import FULL
+from cotenant.simulator.physics.scaling import speed
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policy_set import (
     CheckedPlacement,
@@ -50,6 +54,7 @@ from cotenant.simulator.policy_set import (
 )
 from cotenant.simulator.prediction_arms import Arm, predict, update_total
 from cotenant.simulator.recording.events import EventLog, Kind
+from cotenant.simulator.replica_resizing import ReplicaResizing, elastic_of
 from cotenant.simulator.resizing import Resizing
 from cotenant.simulator.wait_labels import WaitLabels
 from cotenant.simulator.wait_reasons import CycleChoice, WaitReasonRecorder
@@ -93,6 +98,8 @@ class Scheduler:
         self._arm, self._event_log, self._world = arm, event_log, world
         self._choice: CycleChoice | None = None  # of the present cycle, if there is an event log
         self.rng = np.random.default_rng(seed)
+        counts = isinstance(policies.allocator, ResizesReplicas) and policies.allocator
+        self.replica_resizing = ReplicaResizing(counts, arm, world.settings.resize_cost_seconds) if counts else None
         self._ledger = cluster.ledger()
         self._table = JobTable()
         self._capacity = self._table.capacity = added(shape.resources for shape in cluster.shapes)
@@ -118,7 +125,7 @@ class Scheduler:
         its own to claim or to reserve resources.
         """
         fixed = capability_of(self._queue, FixedWhileWaiting)
-        if fixed is None or not fixed.fixed_while_waiting or self._event_log:
+        if fixed is None or not fixed.fixed_while_waiting or self._event_log or self.replica_resizing:
             return False
         shares = self._shares or self._rules.fair_share is not FairShare.OFF
         return not (shares or self._reserves) and (self._enforced or not self._stops)
@@ -154,6 +161,7 @@ class Scheduler:
 
     def _enter(self, sim_job: SimulatedJob) -> None:
         job, job_class = sim_job.job, sim_job.job_class
+        self._note_change()
         self._waiting.assign(sim_job, job_class)
         self._sim_jobs[sim_job.sequence] = sim_job
         self._by_id[job.id] = sim_job
@@ -176,7 +184,12 @@ class Scheduler:
         total_seconds, confidence = self._arm.expected(sim_job.sequence)
         report_finished(self._queue, sim_job, None if math.isnan(total_seconds) else total_seconds, confidence)
 
+    def _note_change(self) -> None:
+        if self.replica_resizing:
+            self.replica_resizing.changed = True
+
     def _leave(self, sim_job: SimulatedJob) -> None:
+        self._note_change()
         self._table.remove(sim_job.job.id)
         del self._sim_jobs[sim_job.sequence], self._by_id[sim_job.job.id]
 
@@ -221,6 +234,82 @@ class Scheduler:
     def _resize(self, by: Resources, times: int) -> None:
         self._free.now += by * times
         self._capacity = self._table.capacity = self._capacity + by * times
+
+    def resize_replicas(self, now: float, *, waiting: bool) -> Iterator[tuple[SimulatedJob, float]]:
+        """Give elastic jobs the replicas that the allocator wants; yields the resized jobs, and when each will finish.
+
+        Those that shrink come first. With `waiting`, waiting jobs get the number with which they would start.
+
+        Raises:
+            PolicyFailed: the allocator raised an error, or returned an invalid answer.
+        """
+        resizing = self.replica_resizing
+        if resizing is None or not (resizing.wanted(now) or not waiting):
+            return
+        every = [one for one in self._sim_jobs.values() if one.asked.elastic and (waiting or one.running)]
+        if not every:
+            resizing.schedule(every, now)
+            return
+        targets = resizing.targets(every, self._free.now, self._rigid_needs(now), now)
+        running = [(one, targets[one.job.id] - _replicas(one)) for one in every if one.running]
+        for sim_job, _ in sorted(running, key=lambda pair: (pair[1], pair[0].sequence)):
+            finish = self._rescale(sim_job, targets[sim_job.job.id], now)
+            if finish is not None:
+                yield sim_job, finish
+        if waiting:
+            self.resize_waiting(lambda one: self._starting_class(one, targets.get(one.job.id, 0)), now)
+        resizing.schedule(every, now)
+
+    def _rigid_needs(self, now: float) -> Iterator[Resources]:
+        """Yield what waiting jobs that are not elastic need, in the queue's order."""
+        if all(one.running or one.asked.elastic for one in self._sim_jobs.values()):
+            return
+        admission = self._ordered(now, None, self._rules)
+        jobs, running_first = admission.jobs, self._queue.running_first
+        for sequence in jobs.sequence[rank(jobs, admission.order, running_first=running_first)].tolist():
+            sim_job = self._sim_jobs[sequence]
+            if not (sim_job.running or sim_job.asked.elastic):
+                yield sim_job.job_class.needs
+
+    def _starting_class(self, sim_job: SimulatedJob, target: int) -> JobClass | None:
+        """Return the class with which a waiting elastic job would start; None if it is in that class."""
+        if not sim_job.asked.elastic or self.replica_resizing is None:
+            return None
+        number, role = elastic_of(sim_job)
+        count = target or (role.elastic.least if role.elastic else role.replicas)
+        if sim_job.job_class.parts[number].replicas == count:
+            return None
+        sim_job.speed = speed(count) / speed(role.replicas)
+        return self.replica_resizing.resized_class(sim_job, count)
+
+    def _rescale(self, sim_job: SimulatedJob, count: int, now: float) -> float | None:
+        """Begin a generation of a running elastic job; returns when it will finish, None if it stays as it is."""
+        if self.replica_resizing is None or count == _replicas(sim_job):
+            return None
+        before, job_class = sim_job.job_class, self.replica_resizing.resized_class(sim_job, count)
+        sim_job.job_class = job_class
+        gang = sim_job.gang(now, sim_job.estimate)
+        sim_job.job_class = before
+        plan = cycle.place([gang], self._ledger, self._placement, self.rng, leaving=sim_job.holdings)
+        if not plan.starts:
+            return None
+        if self._event_log:
+            self._event_log.rescaled(sim_job, now)
+        reclaimable = sim_job.reclaimable
+        self._release(sim_job, now)
+        self._table.stop(sim_job.job.id, now)
+        lost_seconds = sim_job.resize(now, self.replica_resizing.restart_seconds)
+        self._waiting.assign(sim_job, job_class)
+        service_scaling.count(sim_job, self._table)
+        _, role = elastic_of(sim_job)
+        sim_job.speed, sim_job.reclaimable = speed(count) / speed(role.replicas), reclaimable
+        finish = self._run(sim_job, plan.starts[0].holdings, now)
+        self.replica_resizing.figures.resizes += 1
+        self.replica_resizing.figures.lost_gpu_seconds += lost_seconds * job_class.gpu_milli / WHOLE_GPU_MILLI
+        if self._event_log:
+            self._event_log.started(sim_job, plan.starts[0], now)
+        self.update_total(sim_job, now)
+        return finish
 
     def decide(self, now: float) -> list[tuple[SimulatedJob, float]]:
         """Run a cycle; returns the started jobs and when each will finish if it is not stopped.
@@ -443,6 +532,8 @@ class Scheduler:
         """Change the class of waiting jobs that would now be sized differently; None leaves a job as it is."""
         for sim_job in self._waiting.resize_waiting(self._sim_jobs.values(), size, now):
             service_scaling.count(sim_job, self._table)
+            if sim_job.asked.elastic:
+                self.update_total(sim_job, now)
             self._reclassified(sim_job, now)
 
     def _reclassified(self, sim_job: SimulatedJob, now: float) -> None:
@@ -468,3 +559,9 @@ class Scheduler:
         for sequence in sorted(self._over_share):
             apart[sequence] = self._sim_jobs[sequence], CAUSE_OF[Wait.FAIR_SHARE]
         self._labels.set_individual(apart, now)
+
+
+def _replicas(sim_job: SimulatedJob) -> int:
+    """Return the present number of replicas of an elastic job's elastic role."""
+    number, _ = elastic_of(sim_job)
+    return sim_job.job_class.parts[number].replicas

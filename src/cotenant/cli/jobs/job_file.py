@@ -50,7 +50,7 @@ from cotenant.cli.source_positions import (
 )
 from cotenant.codec.specs import spec_to_wire
 from cotenant.core.model.dependencies import Condition, Dependency
-from cotenant.core.model.job import JobSpec, OpenReplicas, Request, Role, SubmitDirectory
+from cotenant.core.model.job import JobSpec, OpenReplicas, ReplicaRange, Request, Role, SubmitDirectory
 from cotenant.core.model.job_fields import attributes
 from cotenant.core.model.notification import Trigger
 from cotenant.core.model.validation import ROLES_MAX, check_spec, default_kind, shown
@@ -305,7 +305,7 @@ class _Reader:
     def _role_values(
         self, given: Mapping[str, tuple[ScalarNode, Node]], known: Fields, wire: str, label: str = ""
     ) -> dict[str, Any]:
-        """Return a role's own fields; with `replicas: auto` the number is chosen within bounds."""
+        """Return a role's own fields; with `replicas: auto` or a range the number is chosen within bounds."""
         values = self._scalars(given, known, wire, label)
         bounds = {name: values.pop(name) for name in ("least", "most") if name in values}
         if values.get("replicas", 1) is None:
@@ -314,6 +314,11 @@ class _Reader:
         for name in ("replicas_min", "replicas_max"):
             if name in given:
                 self._report(given[name][0].place, f"{label}{name}", "only allowed with `replicas: auto`")
+        if isinstance(values.get("replicas"), tuple):
+            for field in ("", ".min", ".max"):
+                self._places[f"{wire}elastic{field}"] = given["replicas"][1].place, f"{label}replicas"
+            elastic = ReplicaRange(*values["replicas"])
+            return {**values, "replicas": max(1, elastic.least), "elastic": elastic}
         return values
 
     def _texts(self, given: Mapping[str, tuple[ScalarNode, Node]], name: str) -> Iterator[str]:

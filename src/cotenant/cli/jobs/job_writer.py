@@ -130,7 +130,7 @@ def _role(role: Role, names: Fields) -> dict[str, Any]:
 
 
 def _role_values(role: Role) -> dict[str, Any]:
-    replicas = units.AUTO if role.open else role.replicas
+    replicas = units.AUTO if role.open else str(role.elastic or "") or role.replicas
     return {"name": role.name, "replicas": replicas, **asdict(role.open or OpenReplicas()), **asdict(role.request)}
 
 

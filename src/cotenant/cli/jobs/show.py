@@ -27,7 +27,7 @@ from cotenant.core.model.lifecycle import ENDED
 from cotenant.core.model.refusal import gpus, plural
 from cotenant.core.model.resources import ResourceKind, present
 from cotenant.v1.array_service_pb2 import Array
-from cotenant.v1.job_pb2 import Job, JobSpec, LossGoal, Qos
+from cotenant.v1.job_pb2 import Job, JobSpec, LossGoal, Qos, Role
 from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse
 
 CORES_SHOWN_MAX = 12
@@ -152,6 +152,14 @@ def _amount(kind: ResourceKind, size: int) -> str:
     return units.short_bytes(size) + (f" of {kind.noun}" if kind.optional else "")
 
 
+def _replicas(role: Role) -> str:
+    if role.HasField("open"):
+        return f"{role.replicas} (auto, {role.open.min} to {role.open.max})"
+    if role.HasField("elastic"):
+        return f"{role.replicas} (elastic, {role.elastic.min} to {role.elastic.max})"
+    return str(role.replicas)
+
+
 def _spec_lines(spec: JobSpec) -> Pairs:
     """Yield what the user requested."""
     for role in spec.roles:
@@ -159,10 +167,7 @@ def _spec_lines(spec: JobSpec) -> Pairs:
         cores = plural(requests.cores, "core") if requests.HasField("cores") else "auto cores"
         amounts = "".join(f", {_amount(kind, size)}" for kind, size in present(requests) if size)
         kind = f" {requests.gpu_type}" if requests.gpu_type else ""
-        count = (
-            f"{role.replicas} (auto, {role.open.min} to {role.open.max})" if role.HasField("open") else role.replicas
-        )
-        yield f"role {role.name}", f"{count} × ({gpus(requests.gpu_milli)}{kind}, {cores}{amounts})"
+        yield f"role {role.name}", f"{_replicas(role)} × ({gpus(requests.gpu_milli)}{kind}, {cores}{amounts})"
     yield "command", shlex.join(spec.command)
     lines = field_lines(spec)
     yield from ((label, lines.pop(label, "")) for label in ("model", "priority", "preemptible"))

@@ -120,7 +120,7 @@ def _about(
         if job_id == job:
             first = event.get("shape") if kind == "submitted" else first
             shape = first if kind == "started" else event.get("shape", shape)
-            waits = kind in ("submitted", "preempted", "reclaimed", "migrated", "attempt_failed") or (
+            waits = kind in ("submitted", "preempted", "reclaimed", "migrated", "rescaled", "attempt_failed") or (
                 waits and kind not in ("started", "given_up")
             )
         mine = job in (None, job_id, *event.get("by", ()), *event.get("starts", ()), *event.get("stops", ()))
@@ -138,7 +138,7 @@ def _is_on_node(event: Mapping[str, Any], node: int, there: set[str]) -> bool:
             there.add(job_id)
         return job_id in there
     was_there = bool(job_id) and job_id in there
-    if kind in ("preempted", "reclaimed", "migrated", "finished", "attempt_failed"):
+    if kind in ("preempted", "reclaimed", "migrated", "rescaled", "finished", "attempt_failed"):
         there.discard(job_id)
     return was_there or event.get("node") == node
 

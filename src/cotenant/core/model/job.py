@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -50,6 +51,20 @@ class ObjectiveCheck(StrEnum):
     IGNORE = "ignore"  # nothing is forecast
 
 
+class ResizeMode(StrEnum):
+    """How an elastic job takes up another number of replicas."""
+
+    RESTART = "restart"  # it is stopped with its grace, and starts again from what it saved
+    IN_PLACE = "in-place"  # its processes go on, and replicas join or leave them
+
+
+class BatchScaling(StrEnum):
+    """What an elastic job's replicas do with the batch."""
+
+    STRONG = "strong"  # all replicas together have the same batch, whatever their number
+    WEAK = "weak"  # each replica has the same batch
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Anti-affinity: a job's replicas are on `least` different nodes or racks at least; 0: anywhere."""
@@ -83,10 +98,26 @@ class OpenReplicas:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaRange:
+    """The numbers of replicas that a role of an elastic training job may have.
+
+    >>> str(ReplicaRange(1, 8))
+    '1..8'
+    """
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.least}..{self.most}"
+
+
+@dataclass(frozen=True, slots=True)
 class Role:
     """A group of identical replicas: workers, parameter servers.
 
-    With `open` set, `replicas` is the number chosen last, and before the first choice the minimum.
+    With `open` set, `replicas` is the number chosen last, and before the first choice the minimum. With `elastic` set,
+    it is the number at the start of the job's present generation.
     """
 
     name: str = "worker"
@@ -94,6 +125,7 @@ class Role:
     request: Request = Request()
     command: tuple[str, ...] = ()
     open: OpenReplicas | None = None
+    elastic: ReplicaRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +193,8 @@ class JobSpec:
     notify_on: tuple[Trigger, ...] = ()  # () means once it has ended
     hold: bool = False  # suspended from the start
     begin_seconds: float | None = None  # unix time before which it does not start
+    resize: ResizeMode | None = None  # None: by a restart
+    scale: BatchScaling | None = None  # None: strong
 
     @property
     def gpu_milli(self) -> int:
@@ -181,6 +215,11 @@ class JobSpec:
         """The range of its `auto` replicas; None if the user gave the number."""
         return self.roles[0].open if len(self.roles) == 1 else None
 
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of replicas of a role may change while it runs."""
+        return any(role.elastic for role in self.roles)
+
     def with_replicas(self, count: int) -> JobSpec:
         """Return the same job with this number of replicas in its only role.
 
@@ -188,6 +227,15 @@ class JobSpec:
         3
         """
         return replace(self, roles=(replace(self.roles[0], replicas=count),))
+
+    def with_counts(self, counts: Iterable[int]) -> JobSpec:
+        """Return the same job with these numbers of replicas, one for each role.
+
+        >>> JobSpec(roles=(Role("ps"), Role("worker", 2))).with_counts([1, 5]).replicas
+        6
+        """
+        numbered = zip(self.roles, counts, strict=True)
+        return replace(self, roles=tuple(replace(role, replicas=count) for role, count in numbered))
 
     @property
     def shape(self) -> Shape:

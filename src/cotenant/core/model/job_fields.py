@@ -57,6 +57,8 @@ class FieldType(StrEnum):
     GPUS = "GPUs"
     CORES = "cores"
     REPLICAS = "replicas"
+    RESIZE_MODE = "restart or in-place"
+    BATCH_SCALING = "strong or weak"
     KIND = "kind"
     LOCALITY = "topology level"
     SPREAD_BY = "node or rack"
@@ -226,6 +228,10 @@ JOB: tuple[JobField, ...] = (
         help="Requests per second over all replicas.", update="Requests per second."),
     JobField("objective_check", T.OBJECTIVE_CHECK, metavar="require|warn|ignore", shown="objective check",
         help="If its objectives cannot be kept: refuse the job, accept it with a warning (default), or do not check."),
+    JobField("resize", T.RESIZE_MODE, metavar="restart|in-place", shown="resize",
+        help="How a job with a range of replicas takes up another number: by a restart (default), or in place."),
+    JobField("scale", T.BATCH_SCALING, metavar="strong|weak", shown="scale",
+        help="Whether all replicas share one batch (strong, the default), or each has its own (weak)."),
     JobField("workdir", T.TEXT, "working_directory", limit=PATH, metavar="DIR",
         help="Working directory on the nodes; default: the current folder.", shown="working directory",
         other_names=("working_directory",)),
@@ -234,8 +240,9 @@ JOB: tuple[JobField, ...] = (
 # Of `Role`, in job files beside those of `JOB` or in each entry of `roles`, where `role` is called `name`.
 ROLE: tuple[JobField, ...] = (
     JobField("role", T.TEXT, "name", metavar="NAME", help="Role name of the replicas; default worker."),
-    JobField("replicas", T.REPLICAS, metavar="N|auto",
-        help="Processes that start together; auto: as many as a service's objective needs."),
+    JobField("replicas", T.REPLICAS, metavar="N|MIN..MAX|auto",
+        help="Processes that start together; MIN..MAX: an elastic training job's range; auto: as many as a service's "
+        "objective needs."),
     JobField("replicas_min", T.INTEGER, "least", "open.min", metavar="N",
         help="Minimum for --replicas auto; default 1.", other_names=("min_replicas",)),
     JobField("replicas_max", T.INTEGER, "most", "open.max", metavar="N",

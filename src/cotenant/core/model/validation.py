@@ -36,6 +36,7 @@ from cotenant.core.model.notification import TARGETS_MAX, target_error
 from cotenant.core.model.resources import AMOUNT_MAX, AMOUNT_MIN, amounts_of
 
 CORES_MAX = 4096
+PARAMETER_SERVER = "ps"  # the usual name of their role
 GPU_MILLI_MAX = 64 * WHOLE_GPU_MILLI
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -58,7 +59,7 @@ def check_spec(spec: JobSpec, *, now: float | None = None) -> tuple[Violation, .
     """
     return tuple(
         Violation(f"spec.{field}", description)
-        for rule in (_labels, _roles, _contradictions, _begin, _fields, _texts, _order, _notify)
+        for rule in (_labels, _roles, _elastic, _contradictions, _begin, _fields, _texts, _order, _notify)
         for field, description in rule(spec)
     ) + tuple(_deadline(spec, now))
 
@@ -78,6 +79,8 @@ def check_amounts(spec: JobSpec) -> tuple[Violation, ...]:
             ("replicas", 1, role.replicas, REPLICAS_MAX),
             ("open.min", 1, role.open.least if role.open else 1, REPLICAS_MAX),
             ("open.max", 1, role.open.most if role.open else 1, REPLICAS_MAX),
+            ("elastic.min", 1, role.elastic.least if role.elastic else 1, REPLICAS_MAX),
+            ("elastic.max", 1, role.elastic.most if role.elastic else 1, REPLICAS_MAX),
             ("resources.gpu_milli", 0, role.request.gpu_milli, GPU_MILLI_MAX),
             ("resources.cores", 0, role.request.cores or 0, CORES_MAX),
             *((f"resources.{name}", 0, amount, AMOUNT_MAX) for name, amount in amounts_of(role.request).items()),
@@ -130,8 +133,41 @@ def _roles(spec: JobSpec) -> Found:
 
 
 def _replicas(spec: JobSpec) -> Found:
-    if sum(role.replicas for role in spec.roles) > REPLICAS_MAX:
+    if sum(role.elastic.most if role.elastic else role.replicas for role in spec.roles) > REPLICAS_MAX:
         yield "roles", f"all roles together may have {REPLICAS_MAX} replicas, not {spec.replicas}"
+
+
+def _elastic(spec: JobSpec) -> Found:
+    """Yield what contradicts the ranges of replicas of an elastic job."""
+    ranges = [(f"roles[{index}]", role) for index, role in enumerate(spec.roles[:ROLES_MAX]) if role.elastic]
+    for where, role in ranges:
+        yield from _range(role, where)
+    if not ranges:
+        for field in ("resize", "scale"):
+            if getattr(spec, field):
+                yield field, "has no effect: no role has a range of replicas, such as 1..8"
+        return
+    where, last = ranges[-1]
+    if spec.kind is not JobKind.TRAINING and not last.open:
+        yield f"{where}.elastic", f"only training jobs can have a range of replicas, not {spec.kind} jobs"
+    if all(role.name == PARAMETER_SERVER for role in spec.roles):
+        yield f"{where}.elastic", "parameter servers need a role of workers beside them"
+    fewest = sum(role.elastic.least if role.elastic else role.replicas for role in spec.roles)
+    if spec.spread.least > max(0, fewest):
+        yield f"{where}.elastic", f"its minimum must leave at least {spec.spread.least} replicas, as spread.min does"
+
+
+def _range(role: Role, where: str) -> Found:
+    assert role.elastic
+    least, most = role.elastic.least, role.elastic.most
+    if not 1 <= least <= REPLICAS_MAX:
+        yield f"{where}.elastic.min", f"must be from 1 to {REPLICAS_MAX}, not {least}"
+    if not max(1, least) <= most <= REPLICAS_MAX:
+        yield f"{where}.elastic.max", f"must be from {max(1, least)} to {REPLICAS_MAX}, not {most}"
+    elif not least <= role.replicas <= most and 1 <= role.replicas <= REPLICAS_MAX:
+        yield f"{where}.replicas", f"must be from {least} to {most}, its range, or absent, not {role.replicas}"
+    if role.open:
+        yield f"{where}.elastic", "auto replicas and a range of an elastic job cannot be combined"
 
 
 def _open(spec: JobSpec, role: Role, where: str) -> Found:

@@ -146,7 +146,8 @@ def gang_of(
     """Return a job's gang, with its cores decided, and its replicas too if they are `auto`."""
     spec = replica_sizing.with_required_replicas(spec, estimate)
     sizing = allocator.size(spec, estimate, shapes)
-    reason = "; ".join(filter(None, (sizing.reason, replica_sizing.in_words(spec, estimate))))
+    words = sizing.reason, replica_sizing.in_words(spec, estimate), replica_sizing.range_in_words(spec)
+    reason = "; ".join(filter(None, words))
     gang = gang_with(job_id, spec, estimate, sizing.cores, reason, waited_seconds, fragmented_seconds)
     return replace(gang, avoided=tuple(avoided))
 

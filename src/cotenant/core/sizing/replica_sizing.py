@@ -77,6 +77,21 @@ def in_words(spec: JobSpec, estimate: Estimate) -> str:
     return f"{have}, the fewest that answer {_promise(spec.qos)}"
 
 
+def range_in_words(spec: JobSpec) -> str:
+    """Describe with how many replicas an elastic job starts; "" for other jobs.
+
+    >>> from cotenant.core.model.job import ReplicaRange, Role
+    >>> range_in_words(JobSpec(roles=(Role(replicas=2, elastic=ReplicaRange(2, 8)),)))
+    '2 of its 2..8 worker replicas to begin with'
+    """
+    chosen = [
+        f"{role.replicas} of its {role.elastic} {role.name} replicas to begin with"
+        for role in spec.roles
+        if role.elastic
+    ]
+    return "; ".join(chosen)
+
+
 def unreachable_target(spec: JobSpec, estimate: Estimate) -> Refusal | None:
     """Return why no number of replicas that a service may have meets its objective, and what would change that.
 

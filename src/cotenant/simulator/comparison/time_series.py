@@ -11,7 +11,7 @@ from cotenant.simulator.recording.events import Event, Kind
 
 POINTS_MAX = 1_000
 BARS_MAX = 4_000
-STOPS = frozenset({Kind.PREEMPTED, Kind.MIGRATED, Kind.RECLAIMED, Kind.FINISHED, Kind.ATTEMPT_FAILED})
+STOPS = frozenset({Kind.PREEMPTED, Kind.MIGRATED, Kind.RECLAIMED, Kind.RESCALED, Kind.FINISHED, Kind.ATTEMPT_FAILED})
 
 
 @dataclass(frozen=True, slots=True)

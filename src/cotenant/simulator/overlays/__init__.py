@@ -28,6 +28,7 @@ from cotenant.simulator.overlays.models import Models
 from cotenant.simulator.overlays.outcomes import Outcomes
 from cotenant.simulator.overlays.port import Kind, Overlay, Setting
 from cotenant.simulator.overlays.priorities import Priorities
+from cotenant.simulator.overlays.sizes import Sizes
 from cotenant.simulator.overlays.tenants import Tenants
 from cotenant.simulator.traces import Trace, TraceJob
 
@@ -38,7 +39,8 @@ __all__ = ["KINDS", "NOTHING", "Overlay", "Overlays", "parse_overlays"]
 
 SEED_KEY = "seed"
 KINDS: Mapping[str, Kind] = {
-    kind.key: kind for kind in (GpuType, Models, Fractions, Cores, CpuJobs, Tenants, Priorities, Deadlines, Outcomes)
+    kind.key: kind
+    for kind in (GpuType, Models, Fractions, Cores, CpuJobs, Tenants, Priorities, Deadlines, Outcomes, Sizes)
 }
 
 

@@ -36,6 +36,7 @@ class Settings:
     rate_noise: standard deviation of a measured rate, relative to it, if the allocator resizes running jobs.
     utilisation: GPU utilization that jobs report: `none`, or `philly`.
     preemption_cost_seconds: work that a job repeats each time it starts again after a preemption, or `model`.
+    resize_cost_seconds: time that a restart with another number of replicas takes an elastic job.
     preemption_grace: whether a job may save its work before it is preempted.
     checkpoint_interval_seconds: run time between saves; work after the last save is lost in a failure. None: no saves.
     failures: whether jobs are killed and fail: `none`, or as in `philly`.
@@ -71,6 +72,7 @@ class Settings:
     rate_noise: float = 0.02
     utilisation: Literal["none", "philly"] = "none"
     preemption_cost_seconds: float | Literal["model"] = 0.0
+    resize_cost_seconds: float = 30.0
     preemption_grace: bool = True
     checkpoint_interval_seconds: float | None = 1800.0
     failures: Literal["none", "philly"] = "none"
@@ -95,6 +97,7 @@ class Settings:
     def _out_of_range(self) -> Iterator[Violation]:
         for name, least, most in (
             ("preemption_cost_seconds", 0.0, SECONDS_MAX),
+            ("resize_cost_seconds", 0.0, SECONDS_MAX),
             ("memory_bandwidth_bytes_per_second", 1.0, 1e15),
             ("bandwidth_sensitivity", 0.0, 1.0),
             ("contention_interval_seconds", 0.1, SECONDS_MAX),

@@ -77,11 +77,11 @@ class World:
 
     def started(self, sim_job: SimulatedJob, holdings: Sequence[Holding]) -> Rate:
         """Return a run's rate without neighbors."""
-        return self._speeds.started(sim_job, holdings) if self._speeds else FULL
+        return _scaled(sim_job, self._speeds.started(sim_job, holdings) if self._speeds else FULL)
 
     def resized(self, sim_job: SimulatedJob, holdings: Sequence[Holding]) -> Rate:
         """Return a resized run's rate without neighbors."""
-        return self._speeds.resized(sim_job, holdings) if self._speeds else FULL
+        return _scaled(sim_job, self._speeds.resized(sim_job, holdings) if self._speeds else FULL)
 
     def disturbed(self, sim_job: SimulatedJob) -> bool:
         """Return whether a run's neighbors slow it down."""
@@ -116,7 +116,8 @@ class World:
 
     def changed(self) -> Iterator[tuple[SimulatedJob, Rate]]:
         """Return the runs whose rates were changed by neighbors, with their new rates."""
-        return self._speeds.changed() if self._speeds else iter(())
+        changed = self._speeds.changed() if self._speeds else iter(())
+        return ((sim_job, _scaled(sim_job, rate)) for sim_job, rate in changed)
 
     def windows(self, now: float, seconds: float) -> Iterator[NodeWindow]:
         """Yield each node's window of samples for a contention policy; none if neighbors do not matter."""
@@ -162,3 +163,8 @@ class World:
             "them at speed 1; simulator.model_default sets a model for them"
         )
         return replace(trace, notes=(*trace.notes, note))
+
+
+def _scaled(sim_job: SimulatedJob, rate: Rate) -> Rate:
+    """Return the rate of a run with the present number of replicas, from that with the requested number."""
+    return rate if sim_job.speed == 1.0 else Rate(rate.work * sim_job.speed, rate.pace)

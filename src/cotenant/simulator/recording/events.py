@@ -41,6 +41,7 @@ class Kind(StrEnum):
     NODE_UP = "node_up"
     RATE_CHANGED = "rate_changed"
     RESIZED = "resized"
+    RESCALED = "rescaled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +330,11 @@ class EventLog:
                 rate=sim_job.rate,
             )
         )
+
+    def rescaled(self, sim_job: SimulatedJob, now: float) -> None:
+        """Record that an elastic job stops, to start again at this instant with another number of replicas."""
+        ran = now - sim_job.running_since
+        self._record(Event(now, Kind.RESCALED, sim_job.job.id, run=sim_job.runs, ran_seconds=ran))
 
     def given_up(self, sim_job: SimulatedJob, refusal: Refusal, now: float) -> None:
         """Record that a waiting job was given up."""

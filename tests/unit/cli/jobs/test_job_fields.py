@@ -19,7 +19,7 @@ from cotenant.cli.jobs.job_writer import write_jobs
 from cotenant.cli.jobs.show import field_lines
 from cotenant.cli.source_positions import MapNode, ScalarNode, compose
 from cotenant.codec.specs import spec_from_wire, spec_to_wire
-from cotenant.core.model.job import JobKind, JobSpec, Locality, ObjectiveCheck, SpreadBy
+from cotenant.core.model.job import BatchScaling, JobKind, JobSpec, Locality, ObjectiveCheck, ResizeMode, SpreadBy
 from cotenant.core.model.job_fields import JOB, FieldType, JobField, attributes
 from cotenant.core.model.validation import check_spec
 from cotenant.v1 import job_pb2
@@ -45,6 +45,8 @@ VALUES: Mapping[FieldType, st.SearchStrategy[Any]] = {
     FieldType.LOCALITY: st.none() | st.sampled_from(Locality),
     FieldType.SPREAD_BY: st.none() | st.sampled_from(SpreadBy),
     FieldType.OBJECTIVE_CHECK: st.none() | st.sampled_from(ObjectiveCheck),
+    FieldType.RESIZE_MODE: st.none() | st.sampled_from(ResizeMode),
+    FieldType.BATCH_SCALING: st.none() | st.sampled_from(BatchScaling),
     FieldType.PRIORITY: st.integers(-2_000_000, 2_000_000),
     FieldType.PROFILE: st.booleans(),
 }

@@ -15,7 +15,7 @@ from cotenant.cli.jobs.job_writer import write_jobs
 from cotenant.cli.jobs.submit import example_text
 from cotenant.cli.outcome import CommandError, ExitCode
 from cotenant.codec.specs import spec_to_wire
-from cotenant.core.model.job import JobKind, JobSpec, Locality, OpenReplicas, Qos, Request, Role
+from cotenant.core.model.job import JobKind, JobSpec, Locality, OpenReplicas, Qos, ReplicaRange, Request, Role
 from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
 from cotenant.core.model.validation import check_spec
 
@@ -131,6 +131,29 @@ def test_replicas_may_be_auto_within_bounds() -> None:
     assert (role.replicas, role.open) == (2, OpenReplicas(2, 64))
     [role] = spec_of(f"{SERVICE}{promise}replicas: auto").roles
     assert (role.replicas, role.open) == (1, OpenReplicas(1, 64))
+
+
+def test_an_elastic_job_has_a_range_of_replicas_in_any_role() -> None:
+    [role] = spec_of("gpus: 1\ncommand: [a]\nreplicas: 2..8\nresize: in-place\nscale: weak").roles
+    assert (role.replicas, role.elastic, role.open) == (2, ReplicaRange(2, 8), None)
+    two = spec_of("command: [a]\nroles: [{name: worker, gpus: 1, replicas: 1..8}, {name: ps, replicas: 1 .. 2}]")
+    assert [role.elastic for role in two.roles] == [ReplicaRange(1, 8), ReplicaRange(1, 2)]
+    assert spec_of(write_jobs([two])) == two
+
+
+def test_all_mistakes_in_a_range_of_replicas_are_reported() -> None:
+    assert mistakes("gpus: 1\ncommand: [a]\nreplicas: 0..8") == [
+        "job.yaml:3:11: replicas: must be from 1 to 4096, not 0"
+    ]
+    assert mistakes("gpus: 1\ncommand: [a]\nreplicas: 8..4") == [
+        "job.yaml:3:11: replicas: must be from 8 to 4096, not 4"
+    ]
+    assert mistakes("command: [a]\nkind: training\nroles: [{name: ps, gpus: 1, replicas: 1..2}]") == [
+        "job.yaml:3:39: roles[0].replicas: parameter servers need a role of workers beside them"
+    ]
+    assert mistakes("gpus: 1\ncommand: [a]\nreplicas: 1..\nresize: soon")[0].endswith(
+        "replicas: must be a whole number, a range such as 1..8, or auto, not '1..'"
+    )
 
 
 def test_all_mistakes_in_auto_replicas_are_reported() -> None:

@@ -9,12 +9,16 @@ import pytest
 from cotenant.core.model.dependencies import Condition, Dependency
 from cotenant.core.model.job import (
     GRACE_SECONDS_DEFAULT,
+    BatchScaling,
     JobKind,
     JobSpec,
     OpenReplicas,
     Qos,
+    ReplicaRange,
     Request,
+    ResizeMode,
     Role,
+    Spread,
     SubmitDirectory,
 )
 from cotenant.core.model.job_fields import (
@@ -158,6 +162,11 @@ def service(kind: JobKind = JobKind.INFERENCE, count: int = 2, least: int = 1, m
     return {"kind": kind, "qos": Qos(0.0, 0.1, 99.0, 10.0), **roles(role)}
 
 
+def elastic(least: int = 1, most: int = 8, count: int = 2, **changes: Any) -> dict[str, Any]:
+    role = replace(WORKER, replicas=count, elastic=ReplicaRange(least, most), **changes)
+    return roles(role)
+
+
 CPU: dict[str, Any] = {"kind": JobKind.CPU, **roles(Role())}
 
 
@@ -195,6 +204,19 @@ CPU: dict[str, Any] = {"kind": JobKind.CPU, **roles(Role())}
         (service(most=REPLICAS_MAX), []),
         (service(most=REPLICAS_MAX + 1), ["roles[0].open.max"]),
         (service(kind=JobKind.TRAINING), ["roles[0].open"]),
+        (elastic() | {"resize": ResizeMode.IN_PLACE, "scale": BatchScaling.WEAK}, []),
+        (elastic(least=4, most=4, count=4), []),
+        (elastic(least=8, most=4, count=8), ["roles[0].elastic.max"]),
+        (elastic(least=0, count=1), ["roles[0].elastic.min"]),
+        (elastic(least=-2, most=-1, count=1), ["roles[0].elastic.min", "roles[0].elastic.max"]),
+        (elastic(count=9), ["roles[0].replicas"]),
+        (elastic(most=REPLICAS_MAX + 1), ["roles", "roles[0].elastic.max"]),
+        (elastic(name="ps"), ["roles[0].elastic"]),
+        (elastic() | {"kind": JobKind.INFERENCE}, ["roles[0].elastic"]),
+        (service() | elastic(open=OpenReplicas(1, 4)), ["roles[0].elastic"]),
+        (elastic() | {"spread": Spread(least=2)}, ["roles[0].elastic"]),
+        (roles(*elastic(most=REPLICAS_MAX)["roles"], replace(WORKER, name="ps")), ["roles"]),
+        ({"resize": ResizeMode.RESTART, "scale": BatchScaling.STRONG}, ["resize", "scale"]),
         (service() | roles(service()["roles"][0], replace(WORKER, name="ps")), ["roles[0].open"]),
         (
             service() | {"qos": Qos()},
@@ -263,6 +285,8 @@ def test_a_deadline_must_be_ahead_of_the_clock_if_there_is_one() -> None:
         ("replicas", lambda count: Role(replicas=count), 1, REPLICAS_MAX),
         ("open.min", lambda count: Role(open=OpenReplicas(count, 9)), 1, REPLICAS_MAX),
         ("open.max", lambda count: Role(open=OpenReplicas(1, count)), 1, REPLICAS_MAX),
+        ("elastic.min", lambda count: Role(elastic=ReplicaRange(count, 9)), 1, REPLICAS_MAX),
+        ("elastic.max", lambda count: Role(elastic=ReplicaRange(1, count)), 1, REPLICAS_MAX),
         ("resources.gpu_milli", lambda count: Role(request=Request(count)), 0, GPU_MILLI_MAX),
         ("resources.cores", lambda count: Role(request=Request(cores=count)), 0, CORES_MAX),
         ("resources.memory_bytes", lambda count: Role(request=Request(memory_bytes=count)), 0, AMOUNT_MAX),
