@@ -76,7 +76,7 @@ class RoleFields(Requests, total=False):
     """One of several roles of a job."""
 
     name: str
-    replicas: int | Literal["auto"]
+    replicas: int | str
     replicas_min: int
     replicas_max: int
     command: str | Sequence[str]
@@ -106,6 +106,8 @@ class JobFields(Requests, total=False):
     profile: Literal["auto", "never"]
     best_effort: bool
     stop_after_disconnected: Duration
+    resize: Literal["restart", "in-place"]
+    scale: Literal["strong", "weak"]
     pre_run: Duration
     pids: int
     progress: Progress
@@ -114,7 +116,7 @@ class JobFields(Requests, total=False):
     objective_check: Literal["require", "warn", "ignore"]
     workdir: str | PurePath
     role: str
-    replicas: int | Literal["auto"]
+    replicas: int | str
     replicas_min: int
     replicas_max: int
     roles: Sequence[RoleFields]
