@@ -223,9 +223,9 @@ def parse_number(text: str) -> float:
     >>> parse_number("99.9")
     99.9
     """
-    if not _NUMBER.fullmatch(text.strip()):
+    if not _NUMBER.fullmatch(number := text.strip()):  # float() would reject some of what this strips
         raise ValueError(f"must be a number, not {shown(text)}")
-    return float(text)
+    return float(number)
 
 
 def parse_bool(text: str) -> bool:
