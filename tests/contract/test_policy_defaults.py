@@ -29,6 +29,7 @@ OPTIONS = {
         "warm_up_seconds=30 measure_seconds=60 step_cores_per_gpu=1 tolerance=0.02 noise=0.02 counts_max=8 "
         "vision=6 speech=3 language=2"
     ),
+    "marginal-gain": "goal=completions interval_seconds=240 hysteresis=0.2 quantum_seconds=60",
     "role-based": "server_cores=3 worker_cores=4",
     "xiao": "interval_seconds=1200 warm_up_seconds=30 measure_seconds=60 confidence_min=0.5 trials=true",
     "fgd": "workload= weights=alike",

@@ -100,6 +100,7 @@ class Checker:
         self._leaders: dict[str, list[tuple[int, str]]] = defaultdict(list)  # by service: revisions and leaders
         self._wrote: list[tuple[int, Wrote]] = []
         self._committed: dict[tuple[str, int, int], Holds] = {}  # by attempt and epoch
+        self._ran: set[str] = set()  # jobs of which an attempt has begun to run
         self._parts: dict[Key, set[str]] = defaultdict(set)  # nodes on which an attempt has started
         self._on_node: dict[str, dict[Key, Holds]] = defaultdict(dict)
         self._epochs: dict[tuple[str, str], int] = {}
@@ -255,6 +256,8 @@ class Checker:
         self._numbers[attempt.job_id] = max(last, attempt.number)
         if sorted(attempt.ranks) != list(range(attempt.size)):
             self._break(Rule.GANG, f"{name} has the ranks {sorted(attempt.ranks)} of {attempt.size}")
+        if attempt.state not in (AttemptState.ASSIGNED, AttemptState.NOT_LAUNCHED):
+            self._ran.add(attempt.job_id)
         epoch = (attempt.job_id, attempt.number, attempt.epoch)
         if not attempt.state.ended or epoch not in self._committed:  # the end of a resize that nobody answered takes
             self._committed[epoch] = attempt.holds  # nothing back from what a node was told
@@ -289,8 +292,17 @@ class Checker:
         for thing_id, condition in job.waits_for:
             array = f"{thing_id}_"
             others = [self.jobs[one] for one in self.jobs if one == thing_id or one.startswith(array)]
-            for other in _unmet(condition, others):
+            for other in self._unmet(condition, others):
                 self._break(Rule.TURN, f"{name} began while {other.job_id}, for which it waits, was {other.phase}")
+
+    def _unmet(self, condition: Condition, others: Sequence[JobPut]) -> Iterable[JobPut]:
+        """Return those of the awaited jobs because of which a condition does not hold."""
+        if condition is Condition.AFTER_STARTED:  # the queue writes an attempt into a job's record only when it ends
+            return [one for one in others if not one.attempt and one.job_id not in self._ran]
+        if condition is Condition.AFTER_FAIL and all(one.phase is Phase.SUCCEEDED for one in others):
+            return others
+        ended = {Phase.SUCCEEDED} if condition is Condition.AFTER_OK else ENDED
+        return [one for one in others if one.phase not in ended]
 
     def _check_lost(self, attempt: AttemptPut, commit: Commit, name: str) -> None:
         """Check that a lost attempt was ended by a reboot, or was on a node away for long enough or given up."""
@@ -389,13 +401,3 @@ def check(events: Iterable[Event], *, lost_after_seconds: float = 0.0, settled: 
     for event in events:
         checker.take(event)
     return checker.finish(settled=settled)
-
-
-def _unmet(condition: Condition, others: Sequence[JobPut]) -> Iterable[JobPut]:
-    """Return those of the awaited jobs because of which a condition does not hold."""
-    if condition is Condition.AFTER_STARTED:
-        return [one for one in others if not one.attempt]
-    if condition is Condition.AFTER_FAIL and all(one.phase is Phase.SUCCEEDED for one in others):
-        return others
-    ended = {Phase.SUCCEEDED} if condition is Condition.AFTER_OK else ENDED
-    return [one for one in others if one.phase not in ended]

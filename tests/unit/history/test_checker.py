@@ -42,7 +42,8 @@ from cotenant.history.events import (
 from cotenant.history.phases import REACHABLE
 
 CORE = {("n", "core 0"): 1000}
-WIDER = {**CORE, ("n", "core 1"): 1000}
+OTHER_CORE = {("n", "core 1"): 1000}
+WIDER = {**CORE, **OTHER_CORE}
 A1 = AttemptPut("a", 1, 2, AttemptState.ASSIGNED, CORE, frozenset({"n"}), (0,), 1)
 RUNS, DONE = replace(A1, state=AttemptState.RUNNING), replace(A1, state=AttemptState.SUCCEEDED)
 FAILED = replace(A1, state=AttemptState.FAILED)
@@ -222,6 +223,15 @@ FINE: dict[str, list[Event]] = {
                 waits_for=(("b", Condition.AFTER_FAIL), ("c", Condition.AFTER_STARTED)),
             ),
             replace(A1, epoch=4),
+        )
+    ],
+    "a job that begins while the job whose start it waits for runs": [
+        *commits(
+            JobPut("b", Phase.QUEUED),
+            replace(A1, job_id="b", epoch=3, holds=OTHER_CORE),
+            replace(RUNS, job_id="b", epoch=3, holds=OTHER_CORE),
+            JobPut("a", Phase.QUEUED, waits_for=(("b", Condition.AFTER_STARTED),)),
+            replace(A1, epoch=6),
         )
     ],
     "reads and watches that go on": [
