@@ -39,6 +39,7 @@ from cotenant.services.queue.jobs.admission_control import accept
 from cotenant.services.queue.jobs.archive import Archive
 from cotenant.services.queue.jobs.archived_jobs import ArchivedJobs
 from cotenant.services.queue.jobs.compaction import Compaction
+from cotenant.services.queue.jobs.delays import Delays
 from cotenant.services.queue.jobs.desired_state import (
     cancel_or_suspend,
     check_not_ended,
@@ -136,7 +137,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         stop_by_wish = self.attempt_watcher.stop_by_wish
         arrays = ArrayServicer(self.arrays, self.archived_jobs, self.submission, stop_by_wish)
         tenants = TenantServicer(self.job_store, self.admission, config.policy, options, config.rules)
-        self.state.events.delay_began.subscribe(self._sync_later)
+        self.delays = Delays(self.state.sync_known)
+        self.state.events.delay_began.subscribe(lambda record, seconds: self.delays.add(record.id, seconds))
         self._host = host
         host.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, self, JOB)
         host.add(array_service_pb2_grpc.add_ArrayServiceServicer_to_server, arrays, ARRAY)
@@ -158,6 +160,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-forget", self.attempt_watcher.forget),
             ("queue-capacity", self.attempt_watcher.follow_capacity),
             ("queue-settle", self.job_store.settle),
+            ("queue-delays", self.delays.run),
             ("queue-scheduler", self.scheduler.run),
             ("queue-observations", self.observations.run),
             ("queue-profiles", self.profiles.run),
@@ -183,10 +186,6 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         """Store decayed usage forever."""
         watcher = self.attempt_watcher
         await UsageStore(self.store, self.state).run(watcher.synced, watcher.ending)
-
-    def _sync_later(self, record: Record, seconds: float) -> None:
-        """Sync a job again when its back-off ends, or its begin time has come."""
-        asyncio.get_running_loop().call_later(max(0.0, seconds) + 0.001, self.state.sync, record)
 
     async def _probe(self) -> None:
         """Report through the health service whether the store is available."""

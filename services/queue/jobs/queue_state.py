@@ -255,8 +255,12 @@ class State:
         self._notify(job_id)
         self.events.changed()
         for other in touched:
-            if known := self.records.get(other):  # while jobs are loaded, some dependents are not added yet
-                self.sync(known)
+            self.sync_known(other)  # while jobs are loaded, some dependents are not added yet
+
+    def sync_known(self, job_id: str) -> None:
+        """Sync a job if it is known."""
+        if known := self.records.get(job_id):
+            self.sync(known)
 
     def _update_equivalence(self, record: Record) -> None:
         """Update the equivalence key of a job whose requests can change."""
