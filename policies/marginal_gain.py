@@ -21,13 +21,13 @@ Goal = Literal["completions", "time"]
 
 
 class MarginalGain:
-    """Give elastic jobs replicas one by one, each where it gains most for its share of the cluster.
+    """Gives replicas to elastic jobs one by one: always to the job that gains most for its share of the cluster.
 
     Optimus (Peng et al., EuroSys 2018) starts each job with one worker and adds workers where the remaining time falls
     most per unit of the dominant resource [P]: `goal=time`. That favors long jobs. `goal=completions` divides the gain
     in speed by the remaining work instead, so that jobs complete at the greatest rate: with rates that grow linearly it
     is shortest remaining time first, and the worse a job scales, the more jobs share the cluster [R]. A job of unknown
-    length is expected to need as much again as it has attained [R].
+    length is expected to run for as long again as it has run [R].
 
     A resize is charged its restart: a job grows only if that ends it earlier. A replica that a job already has counts
     more than the same replica elsewhere (`hysteresis`), and a job keeps its number for `interval_seconds`, unless a

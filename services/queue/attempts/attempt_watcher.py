@@ -286,7 +286,7 @@ class AttemptWatcher:
             await self._refresh_capacity()
 
     async def _refresh_capacity(self) -> None:
-        """Ask for the cluster's capacity; an answer that arrives after a later request's answer is dropped."""
+        """Ask for the cluster's capacity. Answers may overtake each other: an older one is dropped."""
         self._capacity_asked += 1
         number = self._capacity_asked
         try:

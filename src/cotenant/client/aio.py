@@ -464,7 +464,7 @@ class _Lines:
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
 
     def write(self, data: bytes) -> int:
-        """Take a piece of output."""
+        """Append output; its complete lines can be read at once."""
         *lines, begun = (self._begun + data).split(b"\n")
         self._begun = bytearray(begun)
         for line in lines:

@@ -137,7 +137,7 @@ class Worker:
         try:
             pickled = self._dumps((bare, name, str(error), shown))
             pickle.loads(pickled)
-        except Exception:
+        except Exception:  # it cannot be pickled, or not read again: any class may raise anything
             return self._dumps((None, name, str(error), shown))
         return pickled
 

@@ -259,8 +259,9 @@ class Checker:
         if attempt.state not in (AttemptState.ASSIGNED, AttemptState.NOT_LAUNCHED):
             self._ran.add(attempt.job_id)
         epoch = (attempt.job_id, attempt.number, attempt.epoch)
-        if not attempt.state.ended or epoch not in self._committed:  # the end of a resize that nobody answered takes
-            self._committed[epoch] = attempt.holds  # nothing back from what a node was told
+        # an attempt that ends during a resize takes nothing back from what its nodes were told
+        if not attempt.state.ended or epoch not in self._committed:
+            self._committed[epoch] = attempt.holds
         if attempt.state is AttemptState.LOST and (before or attempt.number > last):
             self._check_lost(attempt, commit, name)
         self._launches.put_attempt(attempt)

@@ -236,7 +236,7 @@ class Scheduler:
         self._capacity = self._table.capacity = self._capacity + by * times
 
     def resize_replicas(self, now: float, *, waiting: bool) -> Iterator[tuple[SimulatedJob, float]]:
-        """Give elastic jobs the replicas that the allocator wants; yields the resized jobs, and when each will finish.
+        """Resize elastic jobs as the allocator decides; yields each resized job, and when it will finish.
 
         Those that shrink come first. With `waiting`, waiting jobs get the number with which they would start.
 

@@ -76,7 +76,7 @@ BY_SERVERS = {  # reached only by a whole server: the target that runs one
 }
 OF_OUR_CHILD = "written only by our own process"
 OF_DEV_NULL = "opens only /dev/null"
-OF_CALLER = "pickles of the caller's own jobs: whoever writes them runs the caller's code anyway"
+OF_CALLER = "a pickle from the caller's own job, which runs as the caller"
 EXCUSED = {
     "src/cotenant/cli/mesh/demo_programs/gang.py:exchange": "the demo's own replicas talk to each other",
     "src/cotenant/fail_points.py:_Directory.on_reach": "only tests arm fail points",

@@ -24,7 +24,7 @@ class ElasticJob:
     `replicas` is the number of replicas that it has now, 0 if it waits, and `needs` the resources of one of them.
     `rates` are its rates with each number of replicas in its range, in work per second; `remaining` is its remaining
     work, None if that is unknown, and `attained` the work done. A resize costs `restart_seconds`. `settled_seconds` is
-    the time since it started or was resized.
+    the time since it started or was resized; 0: it starts just now, and a change costs nothing.
     """
 
     job_id: str
