@@ -259,6 +259,11 @@ class SimulatedAgent:
         report.stop_reason = stop_reason
         report.time.GetCurrentTime()
         report.exit.code = code
+        before = self.attempts.get(key)
+        if state == job_pb2.ATTEMPT_STATE_RUNNING:
+            report.start_time.CopyFrom(report.time)
+        elif before is not None and before.HasField("start_time"):
+            report.start_time.CopyFrom(before.start_time)
         self.attempts[key] = report
         self.on_report(report)
         self._out.put_nowait(agent_pb2.ConnectRequest(reports=[report]))

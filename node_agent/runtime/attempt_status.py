@@ -179,6 +179,7 @@ def report(status: Status, node_id: str) -> agent_pb2.AttemptReport:
         epoch=status.epoch,
         state=STATES[status.state],
         time=timestamp(status.time),
+        start_time=timestamp(status.start_time) if status.start_time else None,
         message=status.message,
         cpu_time=duration(status.cpu_seconds),
         memory_peak_bytes=status.memory_peak_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.codec import specs
 from cotenant.core.failures.classifier import SIGNS_MAX, TAIL_LENGTH_MAX
 from cotenant.core.model.lifecycle import AttemptState
 from cotenant.services.placement.cluster.live_records import LiveAttempt, State
@@ -19,6 +20,18 @@ def state_of(live: LiveAttempt, node_id: str, report: agent_pb2.AttemptReport) -
     if state is AttemptState.NOT_LAUNCHED and live.parts.get(node_id) not in _BEFORE_LAUNCH:
         return AttemptState.FAILED
     return state
+
+
+def note_start(live: LiveAttempt, node_id: str, report: agent_pb2.AttemptReport, *, ended: bool) -> None:
+    """Note when a part began to run, and of an attempt that no report showed running, when all of its parts had.
+
+    Such an attempt ran while no placement heard its agents: it counts as started, and its run time as used.
+    """
+    if report.HasField("start_time"):
+        live.part_starts[node_id] = report.start_time
+    starts = [live.part_starts[node] for node in live.nodes if node in live.part_starts]
+    if ended and len(starts) == len(live.nodes) and not live.attempt.HasField("start_time"):
+        live.attempt.start_time.CopyFrom(max(starts, key=specs.seconds))
 
 
 def end_of_unknown(live: LiveAttempt, node_id: str) -> AttemptState:

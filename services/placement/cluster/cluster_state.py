@@ -318,6 +318,7 @@ class Cluster:
         if live.state.ended or live.ended_on(node_id) or live.parts.get(node_id) is state:
             return False
         live.parts[node_id] = state
+        attempt_reports.note_start(live, node_id, report, ended=state.ended)
         if state is AttemptState.RUNNING:
             return self._launched(live, report)
         if not state.ended:

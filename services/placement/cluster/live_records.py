@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from cotenant.codec import specs
 from cotenant.core.capacity.ledger import Holding
 from cotenant.core.model import health
@@ -130,6 +132,7 @@ class LiveAttempt:
     record: records_pb2.StoredAttempt
     allocation: tuple[NodeAllocation, ...]
     parts: dict[str, AttemptState] = field(default_factory=dict)
+    part_starts: dict[str, Timestamp] = field(default_factory=dict)  # when its processes began, by node, as reported
     holdings: tuple[Holding, ...] = ()
     epoch: int = 0
     end_committed: bool = False  # its end has been committed

@@ -310,7 +310,8 @@ def unmet_reason(dependency: Dependency, phases: Mapping[Phase, int], *, array: 
 
 
 def _status_of(record: Record) -> _Status:
-    return _STATUSES[record.phase, record.started_seconds > 0]
+    ran = record.started_seconds > 0 or record.phase is Phase.SUCCEEDED  # even if no report said when it started
+    return _STATUSES[record.phase, ran]
 
 
 def _counts_in_words(phases: Mapping[Phase, int]) -> str:

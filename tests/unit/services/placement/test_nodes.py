@@ -266,6 +266,21 @@ async def test_a_job_runs_on_while_its_agent_is_disconnected(mesh: Mesh) -> None
     await mesh.reach(job_id, "SUCCEEDED")
 
 
+async def test_a_job_that_began_and_ended_while_its_agent_was_disconnected_has_run(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    agent.answers_assignments = False
+    job_id = await mesh.submit()
+    await until(lambda: (job_id, 1) in agent.assignments)
+    await agent.stop()
+    agent.report((job_id, 1), job_pb2.ATTEMPT_STATE_RUNNING)
+    began = agent.attempts[job_id, 1].start_time
+    agent.finish((job_id, 1))
+    agent.start()
+    job = await mesh.reach(job_id, "SUCCEEDED")
+    assert job.start_time == job.attempt.start_time == began
+    assert job.run_time.ToNanoseconds() > 0
+
+
 async def test_jobs_of_a_lost_node_run_elsewhere_and_returning_attempts_are_stopped() -> None:
     config = without(QUICK, heartbeat_seconds=0.1, lost_after_seconds=0.4)
     async with running(placement_config=config) as mesh:

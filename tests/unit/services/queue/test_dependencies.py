@@ -12,7 +12,7 @@ from benchmarks.agents import SimulatedAgent
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.unit.services.mesh import Mesh, eventually, running
+from tests.unit.services.mesh import Mesh, eventually, running, until
 
 from cotenant.codec.errors import from_error
 from cotenant.core.model.dependencies import Dependency
@@ -152,6 +152,18 @@ async def test_a_job_that_ran_and_ended_while_the_queue_was_away_has_started(mes
     await mesh.start("queue")
     assert (await mesh.reach(server, "SUCCEEDED")).HasField("start_time")
     assert (await mesh.job(blocked)).phase == job_pb2.JOB_PHASE_QUEUED
+
+
+async def test_a_success_of_which_nobody_said_when_it_began_has_started(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    agent.answers_assignments = False
+    server = await mesh.submit()
+    second = await mesh.submit(dependencies=when(AFTER_STARTED, server))
+    await until(lambda: (server, 1) in agent.assignments)
+    agent.answers_assignments = True
+    agent.report((server, 1), job_pb2.ATTEMPT_STATE_SUCCEEDED)
+    await mesh.reach(second, "RUNNING")
+    assert not (await mesh.job(server)).HasField("start_time")
 
 
 async def test_conditions_of_arrays_are_about_all_of_their_jobs(mesh: Mesh) -> None:
