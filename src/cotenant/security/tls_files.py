@@ -24,6 +24,7 @@ from cotenant.security.validity import Validity
 log = telemetry.logger()
 
 LOOK_SECONDS = 1.0
+REPLACED_WITHIN_SECONDS, PAIR_TRIES, PAIR_POLL_SECONDS = 5.0, 50, 0.02
 CAN_READ_CERTIFICATES = find_spec("cryptography") is not None
 REJECTION_REMEDY = "replace the TLS files; until then the certificate before stays in use"
 BEGIN = b"-----BEGIN CERTIFICATE-----"
@@ -91,6 +92,28 @@ def load(files: TlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC
     if not files.of_others:
         _check_issuer(files, chain, authorities)
     return Material(ca, cert, key, validity, _subject(files.cert, chain[0]))
+
+
+def load_pair(files: TlsFiles, sleep: Callable[[float], None] = time.sleep) -> Material:
+    """Read the files and validate them; wait up to a second for the other half of a pair that is being replaced.
+
+    A certificate and its key are two files: a process that starts in between would find the key of another certificate.
+    Files that nobody has replaced in the last seconds are not waited for. Raises what `load` raises.
+    """
+    for _ in range(PAIR_TRIES):
+        try:
+            return load(files)
+        except BadTls as error:
+            if error.reason != "KEY_OF_ANOTHER" or not _just_replaced(files):
+                raise
+        sleep(PAIR_POLL_SECONDS)
+    return load(files)
+
+
+def _just_replaced(files: TlsFiles) -> bool:
+    pair = [path for path in (files.cert, files.key) if path is not None]
+    newest = max((path.stat().st_mtime for path in pair if path.exists()), default=0.0)
+    return abs(time.time() - newest) < REPLACED_WITHIN_SECONDS
 
 
 def _read(path: Path) -> bytes:
@@ -206,7 +229,7 @@ class WatchedTlsFiles:
         self._lock = threading.Lock()  # gRPC calls from its own threads
         self._stamp = self._stamped()
         self.rejection = ""  # why the present files are not used
-        self.material = load(files)
+        self.material = load_pair(files)
         self.generation = 0
         self._looked = clock()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -244,6 +245,38 @@ def test_partly_renewed_files_are_rejected_and_logged_once(lab: Authority, stran
     assert watched.look() == 1
     assert watched.material != before
     assert not watched.rejection
+
+
+def half_renewed(lab: Authority) -> tuple[TlsFiles, Callable[[], None]]:
+    """Return a new certificate beside the old key, and what puts the new key in place."""
+    found = files(lab, lab.issue(EVE))
+    assert found.key
+    key, old = found.key, found.key.read_bytes()
+    lab.issue(EVE)
+    new = key.read_bytes()
+    key.write_bytes(old)
+
+    def finish() -> None:
+        key.write_bytes(new)
+
+    return found, finish
+
+
+def test_a_process_that_starts_during_a_renewal_waits_for_the_key(lab: Authority) -> None:
+    found, finish = half_renewed(lab)
+    assert tls_files.load_pair(found, sleep=lambda seconds: finish()) == tls_files.load(found)
+
+
+def test_a_key_that_never_comes_is_an_error_and_at_once_if_nobody_replaces_the_files(lab: Authority) -> None:
+    found, _ = half_renewed(lab)
+    waits: list[float] = []
+    with pytest.raises(BadTls, match="KEY_OF_ANOTHER"):
+        tls_files.load_pair(found, sleep=waits.append)
+    assert sum(waits) == pytest.approx(1.0)
+    for path in found.paths():
+        os.utime(path, (0, 0))
+    with pytest.raises(BadTls, match="KEY_OF_ANOTHER"):
+        WatchedTlsFiles(found)
 
 
 def test_a_server_reports_files_that_it_does_not_use(
