@@ -126,6 +126,7 @@ def plan(
             headroom=headroom,
             cluster_view=cluster_view,
             reserving=reserving_of(request),
+            staying=request.started_job_ids,
             next_of_class={job_id: index - due_before[index] for job_id, index in followed.items()},
             on_broken=broken,
         )

@@ -190,6 +190,7 @@ class Scheduler:
         headroom = headroom_of(self.state)
         self._refuse_over_limit(ranking.over_limit, headroom, reasons)
         every = self.config.policy.strict or bool(self.config.rules.reserving)
+        started: list[str] = []
         with_places: list[Entry] = []  # repeated on later pages, so that no later candidate takes their places
         while reasons.head is None:
             own_victims = OwnVictims(record for record, _, _ in victims) if headroom else OwnVictims(())
@@ -204,8 +205,9 @@ class Scheduler:
             if not page.entries:  # if all of them changed in between, another cycle follows at once
                 return
             asked = [*with_places, *page.entries]
-            response = await self._plan(asked, victims, reasons.now, page.indexes(len(with_places)))
+            response = await self._plan(asked, victims, reasons.now, page.indexes(len(with_places)), started)
             self._apply_response(asked, response, headroom, reasons, times)
+            started += [one.attempt.job_id for one in response.placed]
             answers = {*(one.attempt.job_id for one in response.placed), *(one.job_id for one in response.refused)}
             pages.answered(page, answers, reasons.classes.uniform.keys())
             with_places = [entry for entry in asked if reasons.has_place(entry.record)]
@@ -256,9 +258,11 @@ class Scheduler:
         victims: Sequence[tuple[Record, int, int | None]],
         now: float,
         next_of_class: Mapping[str, int] = NONE,
+        started: Iterable[str] = (),
     ) -> placement_pb2.PlanPlacementResponse:
         request, limits = new_request(self.config), placement_limits(self.state, self.attempt_watcher.connections)
         request.tenants.extend(limited_tenants(self.state))
+        request.started_job_ids.extend(started)
         for entry in page:
             candidate = candidate_of(entry.record, now)
             if (index := next_of_class.get(entry.record.id)) is not None:

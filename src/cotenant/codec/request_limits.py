@@ -43,6 +43,7 @@ ITEMS: Mapping[str, int] = MappingProxyType(
         ),
         "SubmitDirectory.environment": len(SUBMIT_VARIABLES),
         "PlanPlacementRequest.candidates": limits.PLAN_CANDIDATES_MAX,
+        "PlanPlacementRequest.started_job_ids": UNLIMITED,  # as many as a cycle starts; the request has a limit
         "ForecastStartsRequest.candidates": limits.FORECAST_CANDIDATES_MAX,
         "ForecastStartsRequest.runs": limits.FORECAST_RUNS_MAX,
         "ForecastStartsRequest.stoppable": limits.FORECAST_RUNS_MAX,

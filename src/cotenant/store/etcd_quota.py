@@ -6,6 +6,7 @@ import asyncio
 import re
 import ssl
 import urllib.request
+from http.client import HTTPException
 
 from cotenant.security.tls_files import WatchedTlsFiles
 
@@ -18,7 +19,7 @@ async def read_quota(endpoint: str, tls: WatchedTlsFiles | None = None) -> int:
     """Return a member's quota in bytes; 0 if it cannot be read, for example if metrics are served elsewhere."""
     try:
         return await asyncio.to_thread(_read, endpoint, tls)
-    except (OSError, ValueError):  # ssl.SSLError and urllib's errors are OSErrors
+    except (OSError, ValueError, OverflowError, HTTPException):  # ssl.SSLError and urllib's errors are OSErrors
         return 0
 
 

@@ -107,6 +107,28 @@ async def test_etcd_reports_its_size_its_quota_and_recovery_commands(tmp_path: P
         server.kill()
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\n# HELP",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n# HELP",
+        b"HTTP/1.1 200 OK\r\n\r\netcd_server_quota_backend_bytes +Inf\n",
+        b"SSH-2.0-other\r\n",
+        b"",
+    ],
+    ids=["cut chunk", "cut page", "no number", "other protocol", "nothing"],
+)
+async def test_a_member_that_answers_nonsense_has_an_unknown_quota(answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        assert await read_quota("{}:{}".format(*server.sockets[0].getsockname())) == 0
+
+
 async def test_an_unreadable_quota_is_the_operators_or_etcds_default(etcd: EtcdServer) -> None:
     assert await read_quota("127.0.0.1:1") == 0
     store = EtcdStore([etcd.endpoint], quota_bytes=8 * MIB)

@@ -23,6 +23,11 @@ async def test_resources_are_reclaimed_without_a_reservation() -> None:
     assert await differences(8499) == []
 
 
+@pytest.mark.parametrize("seed", [72, 219, 229])
+async def test_what_an_earlier_page_started_stays_for_the_later_ones(seed: int) -> None:
+    assert await differences(seed) == []
+
+
 async def test_a_queue_that_stops_at_places_being_freed_is_noticed() -> None:
     with mock.patch.object(scheduler, "PASSED_BY", (Code.NEVER_FITS, Code.QUOTA)):
         assert await differences(1148)

@@ -15,7 +15,7 @@ chance: time and the random generator are arguments.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -199,6 +199,7 @@ def place(
     cluster_view: ClusterView = EMPTY_CLUSTER,
     reserving: ReservationRules = NO_RESERVATIONS,
     next_of_class: Mapping[str, int] = NO_MORE,
+    staying: Collection[str] = (),
     on_broken: Callable[[Gang, Exception], Refusal] | None = None,
 ) -> Plan:
     """Return places for gangs in their order; leaves the ledger unchanged. Without gangs, no policy is called.
@@ -223,6 +224,8 @@ def place(
     More gangs of a class may exist than are here: `next_of_class` tells for some jobs before which gang the next one of
     their class would come. Unless their own refusal answers for it, the plan ends there, as it depends on that gang.
 
+    No job of `staying` moves or gives anything back: an earlier part of the same cycle started it.
+
     `cluster_view` is for policies that need more than what is free; reservations use the expected ends of its running
     jobs. A policy that raises, or offers what is not free, ends the cycle with its error; with `on_broken` only the
     gang it failed on is refused.
@@ -238,6 +241,7 @@ def place(
         for holding in promised:
             ledger.hold(holding)
         session = PlacementSession(ledger, policy, rng, victims, room, on_broken, cluster_view, reserving)
+        session.staying = frozenset(staying)
         relaxed = (relax_avoidance(gang, ledger) for gang in chain((first,), coming))
         starts, refusals, blocked = _place_all(relaxed, session, next_of_class, strict=strict)
         stops = tuple(session.stops())

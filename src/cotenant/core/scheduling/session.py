@@ -74,6 +74,7 @@ class PlacementSession:
         self.equivalence_key = equivalence_key_by(policy)
         self.moves: list[Start] = []
         self.reclaimed: list[str] = []  # ids
+        self.staying: frozenset[str] = frozenset()  # running jobs that neither move nor give anything back
         self._policy, self._calls = policy, PolicyCalls(policy, ledger, rng, on_broken)
         self._cluster = TentativeCluster(ledger, headroom, cluster_view, capability_of(policy, ChecksNeighbors))
         self._victims = Victims(victims)
@@ -157,19 +158,24 @@ class PlacementSession:
         unreserved = self._without_reservations(gang)
         return unreserved if isinstance(unreserved, Refusal) else held_back(gang, answer, binding)
 
+    @property
+    def _fixed(self) -> Collection[str]:
+        """The running jobs that can make no room: they make some already, or stay."""
+        return self._cluster.displaced | self.staying if self.staying else self._cluster.displaced
+
     # Room that other jobs make -----------------------------------------------------------------------------------
 
     def _with_moves(self, gang: Gang, refusal: Refusal) -> Start | Refusal | None:
         """Place a gang where running jobs can move away, if the policy finds the moves worth it."""
         if refusal.code is not Code.FRAGMENTED or self.reservations:
             return None
-        return self._apply_moves(gang, self._calls.rearrangement(gang, refusal, fixed=self._cluster.displaced))
+        return self._apply_moves(gang, self._calls.rearrangement(gang, refusal, fixed=self._fixed))
 
     def _with_reclaims(self, gang: Gang) -> Start | Refusal | None:
         """Place a gang on resources that are reserved for it and lent to other jobs, regardless of the order."""
         if self._book.binding(gang):
             return None
-        return self._apply_moves(gang, self._calls.reclaim(gang, fixed=self._cluster.displaced))
+        return self._apply_moves(gang, self._calls.reclaim(gang, fixed=self._fixed))
 
     def _apply_moves(self, gang: Gang, found: Rearrangement | Reclaim | Refusal | None) -> Start | Refusal | None:
         """Start a gang where other jobs make room: some move, some stop."""
