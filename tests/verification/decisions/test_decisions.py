@@ -30,7 +30,7 @@ async def test_what_an_earlier_page_started_stays_for_the_later_ones(seed: int) 
 
 async def test_a_queue_that_stops_at_places_being_freed_is_noticed() -> None:
     with mock.patch.object(scheduler, "PASSED_BY", (Code.NEVER_FITS, Code.QUOTA)):
-        assert await differences(1148)
+        assert await differences(10591)
 
 
 async def test_a_queue_that_ignores_a_tenants_own_victims_is_noticed() -> None:
