@@ -225,8 +225,9 @@ def _version(point: EntryPoint) -> str:
 
 @lru_cache(maxsize=64)
 def _named(package: Distribution) -> tuple[str, str]:
-    """Return a package's name and version; cached, because they are read from a file."""
-    return package.name, package.version
+    """Return a package's name and version, cached; a package that was half removed has no file with them."""
+    told = package.metadata
+    return (told["Name"], told["Version"]) if "Name" in told else ("a package without a name", "")
 
 
 def _kind(group: str) -> str:

@@ -214,6 +214,15 @@ def test_a_name_claimed_by_two_packages_is_refused(site: Site) -> None:
         plugins.load(QUEUE, "p")
 
 
+def test_a_package_that_was_half_removed_clashes_like_others(site: Site, tmp_path: Path) -> None:
+    site.install("first", HEAD, {"p": "P"})
+    site.install("second", HEAD, {"p": "P"})
+    (tmp_path / "second-1.2.dist-info" / "METADATA").unlink()
+    claims = [plugin for plugin in plugins.discover(QUEUE) if plugin.name == "p"]
+    assert [plugin.package for plugin in claims] == ["a package without a name", "first"]
+    assert not any(plugin.healthy for plugin in claims)
+
+
 def test_no_package_can_take_the_name_of_a_built_in_policy(site: Site) -> None:
     ours = entry_points(group=QUEUE, name="fifo")["fifo"]
     site.install("impostor", HEAD.replace("'p'", "'fifo'"), {"fifo": "P"})

@@ -32,6 +32,7 @@ from cotenant.services.queue.attempts import migration
 from cotenant.services.queue.attempts.attempt_watcher import AttemptWatcher
 from cotenant.services.queue.attempts.policy_feedback import PolicyFeedback
 from cotenant.services.queue.config import QueueConfig as QueueConfig
+from cotenant.services.queue.estimates import prediction_outcomes
 from cotenant.services.queue.estimates.estimate_refresh import EstimateRefresh
 from cotenant.services.queue.estimates.observation_sink import ObservationSink
 from cotenant.services.queue.estimates.profiling import Profiling
@@ -138,6 +139,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         arrays = ArrayServicer(self.arrays, self.archived_jobs, self.submission, stop_by_wish)
         tenants = TenantServicer(self.job_store, self.admission, config.policy, options, config.rules)
         self.delays = Delays(self.state.sync_known)
+        self.state.events.ended.subscribe(prediction_outcomes.judge)
         self.state.events.delay_began.subscribe(lambda record, seconds: self.delays.add(record.id, seconds))
         self._host = host
         host.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, self, JOB)

@@ -36,6 +36,14 @@ class EquivalenceKey:
         self.code, self.fragmented_seconds = NO_CODE, 0.0
 
 
+class Prediction(NamedTuple):
+    """A predicted total run time, with the confidence in it, and the predictor that made it."""
+
+    seconds: float
+    confidence: float
+    source: str
+
+
 class _CompactRecord(NamedTuple):
     """The fields that are kept of a compacted record."""
 
@@ -95,7 +103,7 @@ class Record:
         self.ends_within_seconds: float | None = None  # if it starts now, by that estimate; None until computed
         self.ran_before_estimate_seconds = 0.0  # the estimate's remaining time counts from here
         self.rate_track: RateTrack | None = None  # of its own rate; None before it reports a step
-        self.start_prediction: tuple[float, float] | None = None  # as `prediction`, when its present run began
+        self.start_prediction: Prediction | None = None  # as `prediction`, when its present run began
         self.estimated_after: int | None = None  # the last attempt before it was estimated while waiting
         self.refreshed_under: tuple[int, ...] = ()  # attempt, epoch and rate when it was last estimated while running
         self.refresh_after = 0.0  # earliest time of the next refresh, in unix seconds
@@ -278,11 +286,12 @@ class Record:
     # Estimates and waits -------------------------------------------------------------------------------------
 
     @property
-    def prediction(self) -> tuple[float, float] | None:
-        """Its predicted total run time in seconds, with the confidence; None if it is unpredictable."""
+    def prediction(self) -> Prediction | None:
+        """Its predicted total run time; None if it is unpredictable."""
         if self.estimate is None or not self.estimate.predictable:
             return None
-        return self.ran_before_estimate_seconds + specs.seconds(self.estimate.remaining), self.estimate.confidence
+        seconds = self.ran_before_estimate_seconds + specs.seconds(self.estimate.remaining)
+        return Prediction(seconds, self.estimate.confidence, self.estimate.source.partition(":")[0])
 
     def set_estimate(self, estimate: predictor_service_pb2.Estimate, now: float = 0.0) -> None:
         """Set the estimate, and the run time from which on its remaining time counts.

@@ -19,6 +19,7 @@ from cotenant.core.scheduling.fair_share import Standing
 from cotenant.rpc.slices import Slices
 from cotenant.services.queue.jobs.dependency_gate import DependencyGate
 from cotenant.services.queue.jobs.job_index import JobIndex
+from cotenant.services.queue.jobs.job_record import Prediction
 from cotenant.services.queue.jobs.messages import clone as clone
 from cotenant.services.queue.jobs.messages import stored_message as stored_message
 from cotenant.services.queue.jobs.objective_status import ExpectedStart, write_status
@@ -37,6 +38,7 @@ from cotenant.v1 import job_pb2, tenant_service_pb2
 
 LOADED_AT_ONCE = 200  # jobs
 ADDED_AT_ONCE = 200
+UNPREDICTED = Prediction(math.nan, 0.0, "")
 IN_TABLE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING})
 
 
@@ -347,8 +349,8 @@ class State:
                 self._update_startable(record)
                 return
         if record.id in self.table:
-            predicted_seconds, confidence = record.prediction or (math.nan, 0.0)
-            self.table.update(record.id, predicted_seconds=predicted_seconds, confidence=confidence)
+            told = record.prediction or UNPREDICTED
+            self.table.update(record.id, predicted_seconds=told.seconds, confidence=told.confidence)
 
     def _update_running(self, record: Record, *, running: bool) -> None:
         runs = bool(self.table.running(record.id))

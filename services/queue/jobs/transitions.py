@@ -17,6 +17,7 @@ from cotenant.core.model.validation import check_amounts
 from cotenant.services.queue.jobs import launch_failures, node_avoidance
 from cotenant.services.queue.jobs.failure_classifier import failure, from_wire, in_words, is_failure
 from cotenant.services.queue.jobs.job_record import EquivalenceKey as EquivalenceKey
+from cotenant.services.queue.jobs.job_record import Prediction
 from cotenant.services.queue.jobs.job_record import Record as Record
 from cotenant.services.queue.jobs.notification_records import without_secrets
 from cotenant.storage.v1 import records_pb2
@@ -187,7 +188,7 @@ def apply_end(
     stored: records_pb2.StoredJob,
     attempt: job_pb2.Attempt,
     retrying: RetryRules,
-    prediction: tuple[float, float] | None,
+    prediction: Prediction | None,
     latency_seconds: float | None = None,
 ) -> bool:
     """Apply the end of an attempt, and note with an ended job what was predicted of it; False if nothing is new.
@@ -201,8 +202,8 @@ def apply_end(
     if latency_seconds is not None and ended:
         stored.job.ended_latency.CopyFrom(specs.duration(min(latency_seconds, specs.DURATION_SECONDS_MAX)))
     if prediction and ended:
-        seconds, stored.job.prediction_confidence = prediction
-        stored.job.predicted_run_time.CopyFrom(specs.duration(seconds))
+        stored.job.predicted_run_time.CopyFrom(specs.duration(prediction.seconds))
+        stored.job.prediction_confidence, stored.job.prediction_source = prediction.confidence, prediction.source
     return True
 
 

@@ -14,6 +14,7 @@ from tests.unit.cli.conftest import Shell
 from tests.unit.cli.standin import TOKEN, Standin
 
 from cotenant.cli.outcome import ExitCode
+from cotenant.cli.research.predicting import judging
 from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
 from cotenant.internal.v1 import observation_service_pb2_grpc
 from cotenant.rpc.channel import connect
@@ -240,3 +241,29 @@ def test_outdated_rates_are_shown_as_stale(shell: Shell, taught: Taught) -> None
     assert known["settings"][0]["stale"]
     assert "stale" in shell("predict", "show").out.splitlines()[1].split()
     assert known["settings"][0]["stale"] in shell("predict", "show", "resnet50").out
+
+
+def ended(tenant: str, source: str, predicted: float | None, ran: float) -> job_pb2.Job:
+    job = job_pb2.Job(spec=job_pb2.JobSpec(tenant=tenant), prediction_source=source)
+    job.run_time.FromNanoseconds(int(ran * 1e9))
+    if predicted is not None:
+        job.predicted_run_time.FromNanoseconds(int(predicted * 1e9))
+    return job
+
+
+def test_the_record_is_by_predictor_and_by_tenant_if_there_are_several() -> None:
+    jobs = [
+        ended("vision", "history", 100.0, 100.0),
+        ended("speech", "history", 400.0, 100.0),
+        ended("vision", "progress", 60.0, 60.0),
+        ended("vision", "", 60.0, 90.0),
+    ]
+    found = judging.records_of(jobs)
+    assert [judging.row(*one) for one in found.items()] == [
+        ("history", "all", "2", "2.00×", "50 %", "2.00", ""),
+        ("history", "speech", "1", "4.00×", "0 %", "4.00", ""),
+        ("history", "vision", "1", "1.00×", "100 %", "1.00", ""),
+        ("progress", "all", "1", "1.00×", "100 %", "1.00", ""),
+        ("unknown", "all", "1", "1.50×", "100 %", "0.67", ""),
+    ]
+    assert judging.record_view(*next(iter(found.items())))["tenant"] is None

@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
     group.callback()(predict)
     group.command("fit")(fit)
     group.command("show")(show)
+    group.command("record")(record)
     from cotenant.cli.lazy import TailCommand  # derived from typer's
 
     group.command("job", cls=TailCommand)(with_job_options(job))
@@ -50,6 +51,7 @@ def predict() -> None:
     Examples:
       cotenant predict fit rates.csv --cores-max 32
       cotenant predict show resnet50
+      cotenant predict record
       cotenant predict job --model resnet50 --gpus 1 --steps 90000 --cores 2,4,8
     """
 
@@ -165,6 +167,39 @@ def show(
         if index:
             print()
         print_card(knowing.card(view))
+
+
+def record(
+    context: typer.Context,
+    tenant: Annotated[str, typer.Option(metavar="TENANT", help="Only jobs of this tenant.")] = "",
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Of the N jobs submitted last that succeeded.")
+    ] = 5_000,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show how right each predictor was about jobs that have succeeded.
+
+    Compares the run time that was predicted when a job last started with the one that it had.
+
+    \b
+    Examples:
+      cotenant predict record
+      cotenant predict record --tenant vision --limit 500 --json
+    """
+    from cotenant.cli.research.predicting import judging
+
+    jobs = with_mesh(Flags.of(context), lambda mesh: judging.judged_jobs(mesh, tenant, limit))
+    found = judging.records_of(jobs)
+    if as_json:
+        views.print_json([judging.record_view(*one) for one in found.items()])
+        return
+    print_table(
+        judging.COLUMNS,
+        [judging.row(*one) for one in found.items()],
+        nothing="no job whose run time was predicted has succeeded yet",
+    )
+    if found:
+        note(judging.LEGEND)
 
 
 def job(

@@ -155,6 +155,9 @@ async def test_the_remaining_time_in_an_explanation_shrinks(mesh: Mesh) -> None:
     job = await mesh.reach(waiting, "RUNNING")
     left = (await explained(mesh, waiting)).estimate.remaining.ToTimedelta().total_seconds()
     assert 600 - (time.time() - seconds(job.attempt.start_time)) <= left < 600
+    mesh.agents["n1"].finish((waiting, 1))
+    ended = await mesh.reach(waiting, "SUCCEEDED")
+    assert (ended.predicted_run_time.seconds, ended.prediction_source) == (600, "history")
 
 
 async def test_each_phase_is_explained(mesh: Mesh) -> None:
