@@ -198,8 +198,8 @@ def record(
         [judging.row(*one) for one in found.items()],
         nothing="no job whose run time was predicted has succeeded yet",
     )
-    if found:
-        note(judging.LEGEND)
+    for line in judging.LEGEND if found else ():
+        note(line)
 
 
 def job(

@@ -24,9 +24,10 @@ COLUMNS = (
     Column("EXPLAINED", right=True),
 )
 LEGEND = (
-    "OFF BY: half of the predictions were off by at most this factor. BIAS: median of predicted / real run time.\n"
-    "EXPLAINED: share of the squared error (of log run time) that predictions take away; below 0 they mislead."
+    "OFF BY: half of the predictions were off by at most this factor; BIAS: the median of predicted / real run time",
+    "EXPLAINED: the share of the squared error (of log run time) that predictions take away; below 0 they mislead",
 )
+EXPLAINED_JOBS_MIN = 10  # of fewer jobs, the share is mostly chance
 
 Key = tuple[str, str]  # predictor and tenant
 
@@ -82,5 +83,5 @@ def row(key: Key, record: TrackRecord) -> tuple[str, ...]:
         f"{record.median_factor:.2f}×",
         f"{100 * record.within_twice:.0f} %",
         f"{record.bias:.2f}",
-        "" if record.explained is None else f"{100 * record.explained:.0f} %",
+        "" if record.explained is None or record.jobs < EXPLAINED_JOBS_MIN else f"{100 * record.explained:.0f} %",
     )
