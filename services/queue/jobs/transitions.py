@@ -255,6 +255,7 @@ def _archive(job: job_pb2.Job) -> None:
 
 def _assigned(stored: records_pb2.StoredJob) -> None:
     attempt = stored.job.attempt
+    stored.ClearField("not_before_time")  # its back-off is over, whatever a clock says after it has been set
     apply_event(stored, JobEvent.ASSIGNED)
     nodes, at = node_avoidance.nodes_of(attempt), specs.seconds(attempt.assign_time)
     back = [one.node_id for one in node_avoidance.active(stored.job, at) if one.node_id in nodes]

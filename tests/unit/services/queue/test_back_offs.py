@@ -8,10 +8,12 @@ import pytest
 
 from cotenant.codec.job_events import EventKind
 from cotenant.core.model.job import JobSpec
+from cotenant.core.model.lifecycle import Phase
 from cotenant.services.queue.jobs import transitions
 from cotenant.services.queue.jobs.job_record import Record
 from cotenant.services.queue.jobs.retry_backoff import RetryBackoff
 from cotenant.storage.v1 import records_pb2
+from cotenant.v1 import job_pb2
 
 WAIT_SECONDS, HOUR = 10.0, 3600.0
 
@@ -76,6 +78,18 @@ def test_a_second_failure_has_its_own_back_off(clocks: Clocks, failed: Record) -
     failed.stored.not_before_time.FromNanoseconds(int((clocks.wall() + 2 * WAIT_SECONDS) * 1e9))
     transitions.add_event(failed.stored, EventKind.REQUEUED)
     assert waits.left_seconds(failed) == pytest.approx(2 * WAIT_SECONDS)
+
+
+def test_the_back_off_before_an_attempt_is_over_after_it(clocks: Clocks, failed: Record) -> None:
+    """As when the attempt is preempted under a leader whose clock is an hour slow."""
+    attempt = job_pb2.Attempt(job_id="a", number=1, state=job_pb2.ATTEMPT_STATE_ASSIGNED)
+    failed.stored.job.phase = job_pb2.JOB_PHASE_QUEUED
+    assert transitions.apply_attempt(failed.stored, attempt)
+    clocks.passed, clocks.set_by = 30.0, -HOUR
+    attempt.state, attempt.stop_reason = job_pb2.ATTEMPT_STATE_STOPPED, job_pb2.STOP_REASON_PREEMPTED
+    assert transitions.apply_attempt(failed.stored, attempt)
+    assert failed.phase is Phase.QUEUED
+    assert RetryBackoff().left_seconds(failed) == 0
 
 
 def test_a_job_without_failures_has_no_back_off(clocks: Clocks) -> None:
