@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -142,7 +142,7 @@ class State:
         """
         slices = Slices(most=ADDED_AT_ONCE)
         array = self.dependency_gate.new_array(records)
-        alike: dict[int, EquivalenceKey] = {}
+        alike: dict[Hashable, EquivalenceKey] = {}
         for record in records:
             self._assign_sequence(record, alike)
             if array:
@@ -164,18 +164,18 @@ class State:
             if slices.due():
                 yield
 
-    def _assign_sequence(self, record: Record, alike: dict[int, EquivalenceKey] | None = None) -> None:
-        """Assign sequence number and equivalence key; `alike` caches the keys by roles."""
+    def _assign_sequence(self, record: Record, alike: dict[Hashable, EquivalenceKey] | None = None) -> None:
+        """Assign sequence number and equivalence key; `alike` caches the keys by what is compared the fastest."""
         self._sequence += 1
         record.sequence = self._sequence
         if record.spec.array_task is None:
             record.spec = self._intern(record.spec)
         known = None
         if alike is not None and not (record.spec.open or record.spec.pre_run_seconds is not None):
-            known = alike.get(id(record.spec.roles))
+            known = alike.get(_likeness(record.spec))
         record.equivalence_key = known or self._shapes.setdefault(record.requested_spec.shape, record.equivalence_key)
         if alike is not None:
-            alike[id(record.spec.roles)] = record.equivalence_key
+            alike[_likeness(record.spec)] = record.equivalence_key
 
     def _intern(self, spec: JobSpec) -> JobSpec:
         """Return one object for equal specs while a job has it: the specs of many jobs are equal."""
@@ -309,6 +309,7 @@ class State:
         """Update the table after a change of a job's spec; `estimate`: the change needs a new estimate."""
         if estimate and record.phase is Phase.QUEUED:
             self.unestimated[record.id] = None
+        self._update_equivalence(record)
         if record.id in self.table:
             self.table.remove(record.id)
         self.sync(record)
@@ -424,3 +425,8 @@ class State:
     def unwatch(self, watcher: Watcher) -> None:
         """Stop watching."""
         self._watchers.pop(watcher, None)
+
+
+def _likeness(spec: JobSpec) -> Hashable:
+    """Return what differs if the shapes of two specs do; hashing a shape is slow."""
+    return id(spec.roles), spec.locality, spec.spread, spec.preemptible

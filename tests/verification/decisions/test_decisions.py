@@ -23,6 +23,10 @@ async def test_resources_are_reclaimed_without_a_reservation() -> None:
     assert await differences(8499) == []
 
 
+async def test_a_job_that_may_borrow_is_not_refused_for_one_that_may_not() -> None:
+    assert await differences(480) == []
+
+
 @pytest.mark.parametrize("seed", [72, 219, 229])
 async def test_what_an_earlier_page_started_stays_for_the_later_ones(seed: int) -> None:
     assert await differences(seed) == []

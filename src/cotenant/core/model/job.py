@@ -239,8 +239,12 @@ class JobSpec:
 
     @property
     def shape(self) -> Shape:
-        """What decides where the job fits: two jobs of the same shape are refused for the same reasons."""
-        return tuple((role.name, role.replicas, role.request) for role in self.roles), self.locality, self.spread
+        """What decides where the job fits: two jobs of the same shape are refused for the same reasons.
+
+        A job that may be preempted may borrow what others may not.
+        """
+        roles = tuple((role.name, role.replicas, role.request) for role in self.roles)
+        return roles, self.locality, self.spread, self.preemptible
 
 
-Shape = tuple[tuple[tuple[str, int, Request], ...], Locality | None, Spread]
+Shape = tuple[tuple[tuple[str, int, Request], ...], Locality | None, Spread, bool]

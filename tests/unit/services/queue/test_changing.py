@@ -267,6 +267,16 @@ async def test_an_update_changes_masked_fields_and_the_order(mesh: Mesh) -> None
     assert (await mesh.job(second)).phase == job_pb2.JOB_PHASE_QUEUED
 
 
+async def test_an_update_of_whether_a_job_may_be_preempted_moves_it_to_another_class(mesh: Mesh) -> None:
+    """A job that may be preempted may borrow resources: its refusals say nothing of one that may not."""
+    one, other = await mesh.submit(preemptible=True), await mesh.submit(preemptible=True)
+    records = mesh.parts["queue"].service.state.records
+    assert records[one].equivalence_key is records[other].equivalence_key
+    await update(mesh, other, "spec.preemptible", preemptible=False)
+    await mesh.refused(other, "NO_NODES")
+    assert records[one].equivalence_key is not records[other].equivalence_key
+
+
 async def test_an_update_survives_a_queue_restart(mesh: Mesh) -> None:
     job_id = await mesh.submit()
     await update(mesh, job_id, "spec.labels", "spec.priority", labels={"x": "y"}, priority=3)
