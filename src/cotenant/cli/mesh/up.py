@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from cotenant import file_descriptors
 from cotenant.cli.annotations import typer
 from cotenant.cli.flags import Flags
+from cotenant.cli.mesh import metrics_endpoints
 from cotenant.cli.mesh.notification_options import notification_rules
 from cotenant.cli.mesh.security_options import SecuritySettings, check_listen, read_security_settings
 from cotenant.cli.mesh.settings import (
@@ -60,6 +61,7 @@ def up(
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on; default: a free loopback port.")
     ] = None,
+    metrics: Annotated[str | None, typer.Option(metavar=metrics_endpoints.METAVAR, help=metrics_endpoints.HELP)] = None,
     profile: Annotated[
         str | None,
         typer.Option(
@@ -126,11 +128,14 @@ def up(
     another mesh or service leads; `cotenant serve` runs several processes on one etcd. While etcd is unreachable, the
     mesh keeps working from memory, and resumes writing afterwards.
 
+    With --metrics PORT the services' metrics are at that port, and those of the agents at the ports after it.
+
     \b
     Examples:
       cotenant up
       cotenant up --gpus fake:4
       cotenant up --profile plain
+      cotenant up --metrics 9464
       cotenant up --state-dir ./state --queue las --option queue.thresholds=600,3600
       cotenant up --store etcd://10.0.0.1:2379,10.0.0.2:2379 --listen 127.0.0.1:7070
     """
@@ -140,6 +145,7 @@ def up(
         "gpus": gpus,
         "nodes": nodes,
         "listen": listen,
+        "metrics": metrics,
         "profile": profile,
         "queue": queue,
         "placement": placement,
@@ -164,8 +170,11 @@ def up(
     security_settings = read_security_settings(settings.sections, Flags.of(context), insecure=insecure)
     check_listen(settings.listen, security_settings)
     security_settings = restrict_submitters(security_settings, settings, resolve_state_dir(context))
+    addresses = metrics_endpoints.metrics_addresses(settings.metrics, 1 + settings.nodes)
     file_descriptors.raise_limit()
-    agents = start_agents(settings)
+    if addresses:
+        metrics_endpoints.expose_metrics(*addresses[0])
+    agents = start_agents(settings, addresses[1:])
     mesh = mesh_config(settings, resolve_state_dir(context), read_options(option or ()), security_settings)
     asyncio.run(run(mesh, agents))
 
@@ -178,11 +187,15 @@ def resolve_state_dir(context: typer.Context) -> Path:
     return Path(given).absolute() if given else default_state_dir(os.environ)
 
 
-def start_agents(settings: Settings) -> AgentProcesses:
-    """Start this machine's agent processes; their imports run in parallel with those of the services here."""
+def start_agents(settings: Settings, metrics: Sequence[tuple[str, int]] = ()) -> AgentProcesses:
+    """Start this machine's agent processes; their imports run in parallel with those of the services here.
+
+    `metrics` are the addresses at which they serve their metrics, one for each, or none.
+    """
     from cotenant.cli.mesh.agent_processes import AgentProcesses
 
-    return AgentProcesses(node_ids_of(settings))
+    node_ids = node_ids_of(settings)
+    return AgentProcesses(node_ids, dict(zip(node_ids, metrics, strict=False)))
 
 
 def node_ids_of(settings: Settings) -> list[str]:
