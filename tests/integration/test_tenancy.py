@@ -224,6 +224,12 @@ PROBES: dict[str, Probe] = {
             pb.SummarizeFailuresRequest(tenant=_tenant(world, job_id)),
         ]
     ),
+    "JobService/SummarizeUsage": lambda world, job_id: iter(
+        [
+            *(pb.SummarizeUsageRequest(by=by) for by in pb.UsageGroup.values()),
+            pb.SummarizeUsageRequest(tenant=_tenant(world, job_id)),
+        ]
+    ),
     "JobService/SimulateJob": _simulating,
     "JobService/CancelJob": of_arrays(pb.CancelJobRequest),
     "JobService/SuspendJob": of_arrays(pb.SuspendJobRequest),

@@ -25,6 +25,7 @@ _ENTRIES = (
     ("explain", "jobs.explain", "Explain a job's state and what would change it.", JOBS),
     ("failures", "jobs.failures", "Summarize job failures by class and by who is responsible.", JOBS),
     ("history", "jobs.history", "List archived jobs.", JOBS),
+    ("usage", "jobs.usage", "Show the GPU-hours and core-hours that jobs used.", JOBS),
     ("predict", "research.predict", "Predict rates and run times of jobs, with confidence.", JOBS),
     ("whatif", "jobs.whatif", "Simulate a job without submitting it.", JOBS),
     ("nodes", "nodes.nodes", "List nodes and their resources, or show one node.", NODES),

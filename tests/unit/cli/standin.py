@@ -53,6 +53,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.estimates: dict[str, predictor_pb.Estimate] = {}
         self.asked: list[Any] = []
         self.failures: list[pb.FailureCount] = []
+        self.usage = pb.SummarizeUsageResponse()
         self.failure_groups = 0  # 0: as many as there are `failures`
         self.required = ""  # why a required objective cannot be kept
         self.expected: list[job_pb2.ObjectiveStatus] = []  # of the objectives of each submitted job
@@ -171,6 +172,10 @@ class Jobs(jobs_grpc.JobServiceServicer):
         return pb.SummarizeFailuresResponse(
             counts=self.failures, attempts=17, total_size=self.failure_groups or len(self.failures)
         )
+
+    async def SummarizeUsage(self, request: pb.SummarizeUsageRequest, context: Any) -> pb.SummarizeUsageResponse:
+        self.asked.append(request)
+        return self.usage
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: Any) -> pb.UpdateJobResponse:
         self.asked.append(request)
