@@ -47,7 +47,8 @@ def setup(service: str, *, prefix: str = "") -> None:
 
     On a terminal each log line begins with the prefix, because several processes may share the terminal.
 
-    Reads COTENANT_LOG (debug, info, warning, error, critical) and the standard OTEL_ variables.
+    Reads COTENANT_LOG (debug, info, warning, error, critical), COTENANT_LOG_FORMAT (json, text) and the standard OTEL_
+    variables.
     """
     from cotenant.telemetry import logs  # see `lines`
 
