@@ -33,7 +33,7 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
 def node(node_id: str, gpus: int) -> Node:
     made = Node(id=node_id)
     for number in range(gpus):
-        made.inventory.gpus.add(id=str(number), declared=True)
+        made.inventory.gpus.add(uuid=str(number), declared=True)
     made.inventory.cores.add()
     made.inventory.not_enforced.append("memory")
     return made
