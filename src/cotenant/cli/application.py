@@ -13,6 +13,7 @@ from cotenant.cli.outcome import CommandError, ExitCode, print_version, usage_er
 JOBS, NODES, MESH, RESEARCH = "Jobs", "Nodes", "The mesh", "Research"
 _ENTRIES = (
     ("submit", "jobs.submit", "Submit jobs from files or options.", JOBS),
+    ("rerun", "jobs.rerun", "Submit jobs again, as new jobs.", JOBS),
     ("jobs", "jobs.list_jobs", "List jobs.", JOBS),
     ("show", "jobs.show", "Show everything about a job.", JOBS),
     ("logs", "jobs.logs", "Print a job's output.", JOBS),
