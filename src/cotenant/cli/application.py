@@ -46,6 +46,7 @@ _ENTRIES = (
     ("restore", "mesh.backup", "Restore a backup into an empty store.", MESH),
     ("migrate", "mesh.backup", "Copy the state to another store while the mesh is stopped.", MESH),
     ("store", "mesh.store", "Check the store, or accept one that lost recent writes.", MESH),
+    ("whoami", "mesh.whoami", "Show who you are to the mesh, and how it was found.", MESH),
     ("tokens", "mesh.tokens", "List, create and revoke tokens for people, agents and services.", MESH),
     ("certs", "mesh.certs", "Issue and renew certificates for a lab.", MESH),
     ("audit", "mesh.audit", "Show the audit log: caller, method, target, result.", MESH),

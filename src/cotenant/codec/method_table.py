@@ -447,6 +447,16 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             route="ANY",
             retried=True,
         ),
+        "/cotenant.v1.ProcessService/GetCaller": MethodRules(
+            {
+                "viewer": "ANY",
+                "user": "ANY",
+                "tenant-admin": "ANY",
+                "operator": "ANY",
+            },
+            route="ANY",
+            retried=True,
+        ),
         "/cotenant.v1.TenantService/CreateTenant": MethodRules(
             {
                 "operator": "ANY",

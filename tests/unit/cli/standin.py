@@ -564,7 +564,11 @@ class Replicas(replicas_grpc.ProcessServiceServicer):
     """A process's report about itself."""
 
     def __init__(self) -> None:
+        self.caller = replicas_pb.GetCallerResponse(name="ada", roles=["user"], tenants=["vision"])
         self.reported = replicas_pb.GetProcessResponse(process=replicas_pb.Process(version="1.0"))
+
+    async def GetCaller(self, request: Any, context: Any) -> replicas_pb.GetCallerResponse:
+        return self.caller
 
     async def GetProcess(self, request: Any, context: Any) -> replicas_pb.GetProcessResponse:
         return self.reported
