@@ -67,6 +67,11 @@ _ENTRIES = (
 )
 ENTRIES = tuple(Entry(name, f"cotenant.cli.{module}", summary, panel) for name, module, summary, panel in _ENTRIES)
 
+FOREIGN_OPTIONS = {  # as other schedulers or other commands call them
+    "--cores": "--cpus", "--cpus-per-task": "--cpus", "--mem": "--memory", "--gres": "--gpus", "--job-name": "--name",
+    "--chdir": "--workdir", "--dependency": "--after", "--time-limit": "--time", "--ntasks": "--replicas",
+}  # fmt: skip
+
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]  # its module depends on typer's version
 
 app = typer.Typer(name="cotenant", cls=LazyGroup, invoke_without_command=True, rich_markup_mode=None)
@@ -137,4 +142,7 @@ def _usage_error(error: Exception) -> CommandError:
     message = str(error.format_message() if hasattr(error, "format_message") else error).rstrip(".")
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "cotenant"
+    meant = FOREIGN_OPTIONS.get(getattr(error, "option_name", None) or "", "")
+    if context and any(meant in option.opts for option in context.command.params if meant):
+        return usage_error(f"no such option: {error.option_name}", hint=f"did you mean {meant}? See `{path} --help`")  # type: ignore[attr-defined]
     return usage_error(message[:1].lower() + message[1:], hint=f"see `{path} --help`")

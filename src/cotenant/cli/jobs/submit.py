@@ -212,6 +212,7 @@ async def resolve_ids(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
     """
     if not any(step.others() for step in steps):
         return list(steps)
+    from cotenant.cli.jobs.job_fields import AFTER_CONDITIONS
     from cotenant.cli.name_lookup import find_job_or_array
 
     ids: dict[str, str] = {}
@@ -223,6 +224,8 @@ async def resolve_ids(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
                 ids[text] = ids.get(text) or (await find_job_or_array(mesh, text)).id
             except CommandError as error:
                 hint = f"; {error.hint}" if error.hint else ""
+                if ":" in text:
+                    hint += f"; the conditions before a colon are {', '.join(AFTER_CONDITIONS)}"
                 mistakes.append(step.draft.mistake(f"spec.dependencies[{place}].id", f"{error.message}{hint}"))
         resolved.append(step.with_ids({place: ids[text] for place, text in step.others() if text in ids}))
     if mistakes:
