@@ -75,7 +75,7 @@ def usage(
     \b
     Examples:
       cotenant usage --since 30d
-      cotenant usage --by week --tenant vision --since 2030-01-01 --until 2030-04-01
+      cotenant usage --by week --tenant vision --since 2030-01-01
       cotenant usage --by user --csv > usage.csv
       cotenant usage --by job-class --parquet usage.parquet
     """

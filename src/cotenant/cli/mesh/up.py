@@ -286,7 +286,10 @@ async def run(config: MeshConfig, agents: AgentProcesses | None = None, *, at_te
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    serving, stopping = asyncio.create_task(_serve(config, agents, at_terminal)), asyncio.create_task(stop.wait())
+    serving, stopping = (
+        asyncio.create_task(_serve(config, agents, at_terminal=at_terminal)),
+        asyncio.create_task(stop.wait()),
+    )
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
@@ -299,7 +302,7 @@ async def run(config: MeshConfig, agents: AgentProcesses | None = None, *, at_te
         telemetry.shutdown()
 
 
-async def _serve(config: MeshConfig, agents: AgentProcesses | None, at_terminal: bool) -> None:
+async def _serve(config: MeshConfig, agents: AgentProcesses | None = None, *, at_terminal: bool = False) -> None:
     """Run the mesh until cancelled. After losing its leadership, as in a store outage, restart it in place."""
     from cotenant.rpc import gc_tuning
 
