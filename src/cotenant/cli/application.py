@@ -142,7 +142,8 @@ def _usage_error(error: Exception) -> CommandError:
     message = str(error.format_message() if hasattr(error, "format_message") else error).rstrip(".")
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "cotenant"
-    meant = FOREIGN_OPTIONS.get(getattr(error, "option_name", None) or "", "")
+    given = str(getattr(error, "option_name", ""))
+    meant = FOREIGN_OPTIONS.get(given, "")
     if context and any(meant in option.opts for option in context.command.params if meant):
-        return usage_error(f"no such option: {error.option_name}", hint=f"did you mean {meant}? See `{path} --help`")  # type: ignore[attr-defined]
+        return usage_error(f"no such option: {given}", hint=f"did you mean {meant}? See `{path} --help`")
     return usage_error(message[:1].lower() + message[1:], hint=f"see `{path} --help`")
