@@ -32,6 +32,7 @@ from cotenant.node_agent.runtime.socket_paths import UnsafeDirectory
 from cotenant.rpc import channel
 from cotenant.security.grpc_tls import BadTls
 from cotenant.security.tls_files import TlsFiles
+from cotenant.telemetry.scraping import CannotServeMetrics
 
 PREDECESSOR_SECONDS_MAX = 10.0  # for the agent of a killed parent to exit
 RETRY_SECONDS = 0.1
@@ -47,23 +48,25 @@ class BadSettings(ValueError):
 class ChildSettings:
     """The settings that `cotenant up` passes to an agent.
 
-    `descriptors_max` is the soft limit of file descriptors for jobs.
+    `descriptors_max` is the soft limit of file descriptors for jobs. `metrics` is the address at which the agent serves
+    its metrics; port 0 means a free one.
     """
 
     config: AgentConfig
     tls: TlsFiles | None = None
     descriptors_max: int | None = None
+    metrics: tuple[str, int] | None = None
 
     def to_line(self) -> bytes:
         """Return the settings as one line of JSON.
 
-        >>> settings = ChildSettings(AgentConfig("a", Path("/a"), ""), TlsFiles(Path("/ca.pem")), 1024)
+        >>> settings = ChildSettings(AgentConfig("a", Path("/a"), ""), TlsFiles(Path("/ca.pem")), 1024, ("::1", 9464))
         >>> ChildSettings.from_line(settings.to_line()) == settings
         True
         """
         tls = asdict(self.tls) if self.tls else None
         fields = {"config": self.config.to_json(), "tls": tls, "descriptors_max": self.descriptors_max}
-        return json.dumps(fields, default=str).encode() + b"\n"
+        return json.dumps({**fields, "metrics": self.metrics}, default=str).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> ChildSettings:
@@ -79,8 +82,9 @@ class ChildSettings:
                 name: Path(value) if name in paths and value else value for name, value in fields["tls"].items()
             }
             config = AgentConfig.from_json(fields["config"])
-            return cls(config, TlsFiles(**tls) if tls else None, fields["descriptors_max"])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            metrics = fields.get("metrics") and (str(fields["metrics"][0]), int(fields["metrics"][1]))
+            return cls(config, TlsFiles(**tls) if tls else None, fields["descriptors_max"], metrics)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             why = f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX]
             raise BadSettings(
                 f"cannot read the agent's settings ({why}); hint: if Cotenant was upgraded while `cotenant up` ran, "
@@ -119,9 +123,12 @@ def main() -> int:
     config = settings.config
     sys.stderr = TolerantStream(sys.stderr)
     file_descriptors.raise_limit(settings.descriptors_max)
-    telemetry.setup("agent", prefix=config.node_id)
     structlog.contextvars.bind_contextvars(node=config.node_id)
     try:
+        metrics = _expose(*settings.metrics) if settings.metrics else ""
+        telemetry.setup("agent", prefix=config.node_id)
+        if metrics:
+            structlog.get_logger().info("metrics_served", address=metrics)
         fail_points.arm(os.environ.get(fail_points.VARIABLE, ""))
         channel.secure(settings.tls)
         asyncio.run(_serve_parent(config))
@@ -131,6 +138,22 @@ def main() -> int:
     finally:
         telemetry.shutdown()
     return 0
+
+
+def _expose(host: str, port: int) -> str:
+    """Serve this agent's metrics, and return the address. Wait for an agent of an earlier parent to release it.
+
+    Raises:
+        CannotServeMetrics: the address cannot be bound.
+    """
+    deadline = time.monotonic() + PREDECESSOR_SECONDS_MAX
+    while True:
+        try:
+            return telemetry.expose(host, port)
+        except CannotServeMetrics:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_SECONDS)
 
 
 async def _serve_parent(config: AgentConfig) -> None:

@@ -21,10 +21,28 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 TEXT = """\
 # Metrics
 
-If `OTEL_EXPORTER_OTLP_ENDPOINT` is set, every process of the mesh exports these metrics, and its spans, by OTLP over
-gRPC. The collector of `deploy/` offers them to Prometheus under the name in the second column. The dashboards of
-`deploy/grafana/dashboards` use them; a test fails if a dashboard queries a metric that is not listed here. `make docs`
-draws this page from the code.
+If `OTEL_EXPORTER_OTLP_ENDPOINT` is set, every process of the mesh exports these metrics, and its spans, by OTLP: over
+gRPC, or over HTTP with `OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf`. The collector of `deploy/` offers them to
+Prometheus under the name in the second column. The dashboards of `deploy/grafana/dashboards` use them; a test fails if
+a dashboard queries a metric that is not listed here. `make docs` draws this page from the code.
+
+## Without a collector
+
+`--metrics PORT`, or `metrics = "HOST:PORT"` in the settings, makes `up` and each `serve` offer the same metrics to
+Prometheus, with or without export by OTLP. A port alone means loopback. There is one address for each process, as
+Prometheus expects it: `up --metrics 9464` serves the metrics of its services at port 9464, and those of its agents at
+9465 and following, in the order of the nodes. With port 0 each process takes a free port and logs it.
+
+```yaml
+scrape_configs:
+  - job_name: cotenant
+    static_configs:
+      - targets: ["localhost:9464", "localhost:9465"]  # `cotenant up --metrics 9464`: the services, the agent
+      - targets: ["head:9464", "node-1:9464"]          # `cotenant serve queue --metrics 0.0.0.0:9464`, and so on
+```
+
+The metrics contain names of tenants, and are served without TLS or a token. If the address is not on loopback, let a
+firewall admit only Prometheus.
 
 {tables}"""
 

@@ -8,12 +8,12 @@ from types import MappingProxyType
 
 MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {  # the modules that a plain installation lacks, by extra; a test compares them with pyproject.toml
-        "agent": ("cryptography", "opentelemetry", "psutil", "pynvml", "re2"),
+        "agent": ("cryptography", "opentelemetry", "prometheus_client", "psutil", "pynvml", "re2"),
         "python": ("cloudpickle",),
         "research": ("jinja2", "lightgbm", "matplotlib", "numpy", "psutil", "pyarrow", "scipy"),
         "server": (
-            *("aetcd", "cryptography", "grpc_reflection", "jwt", "lightgbm", "numpy", "opentelemetry", "re2"),
-            "scipy",
+            *("aetcd", "cryptography", "grpc_reflection", "jwt", "lightgbm", "numpy", "opentelemetry"),
+            *("prometheus_client", "re2", "scipy"),
         ),
     }
 )

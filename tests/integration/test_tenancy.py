@@ -224,6 +224,12 @@ PROBES: dict[str, Probe] = {
             pb.SummarizeFailuresRequest(tenant=_tenant(world, job_id)),
         ]
     ),
+    "JobService/SummarizeUsage": lambda world, job_id: iter(
+        [
+            *(pb.SummarizeUsageRequest(by=by) for by in pb.UsageGroup.values()),
+            pb.SummarizeUsageRequest(tenant=_tenant(world, job_id)),
+        ]
+    ),
     "JobService/SimulateJob": _simulating,
     "JobService/CancelJob": of_arrays(pb.CancelJobRequest),
     "JobService/SuspendJob": of_arrays(pb.SuspendJobRequest),
@@ -245,7 +251,7 @@ PROBES: dict[str, Probe] = {
     "PredictorService/Estimate": _estimating,
     "PolicyService/ListPolicies": lambda world, job_id: iter([policy_pb.ListPoliciesRequest()]),
 }
-ABOUT_PROCESSES = {"ProcessService/GetProcess"}  # of the mesh's own processes, nothing else
+ABOUT_PROCESSES = {"ProcessService/GetProcess", "ProcessService/GetCaller"}  # of a process or the caller itself
 STUBS: dict[str, tuple[str, Any]] = {
     "JobService": ("queue", job_service_pb2_grpc.JobServiceStub),
     "ArrayService": ("queue", array_service_pb2_grpc.ArrayServiceStub),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, cast
@@ -27,6 +28,7 @@ from cotenant.services.queue.api.objective_admission import ObjectiveAdmission
 from cotenant.services.queue.api.output import JobOutput
 from cotenant.services.queue.api.submission import Submission
 from cotenant.services.queue.api.tenants import TenantServicer
+from cotenant.services.queue.api.usage_summary import UsageSummary
 from cotenant.services.queue.api.what_if import simulate
 from cotenant.services.queue.attempts import migration
 from cotenant.services.queue.attempts.attempt_watcher import AttemptWatcher
@@ -273,6 +275,24 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             summary.add(one.job for one in records[start : start + SUMMED_AT_ONCE] if view.sees(one))
             await asyncio.sleep(0)
         return summary.response
+
+    async def SummarizeUsage(self, request: pb.SummarizeUsageRequest, context: Any) -> pb.SummarizeUsageResponse:
+        """Sum up what jobs used in a period."""
+        view, summary = View(self.state), UsageSummary(request, time.time())
+        records = list(self.state.records.values())
+        kept = {record.id for record in records}
+        for start in range(0, len(records), SUMMED_AT_ONCE):
+            some = records[start : start + SUMMED_AT_ONCE]
+            summary.add(one.job for one in some if one.started_seconds and view.sees(one))
+            await asyncio.sleep(0)
+        missing = self.archived_jobs.missing_archives
+        try:
+            async for jobs in self.archived_jobs.ended_since(view, summary.since, summary.until):
+                summary.add(job for job in jobs if job.id not in kept)
+        except OSError as error:
+            log.warning("archive_unreadable", error=str(error))
+            missing += 1
+        return summary.response(missing)
 
     # Changes -------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from cotenant import telemetry
 from cotenant.codec import errors
 from cotenant.security.identity import caller
 from cotenant.services.queue.api.objective_admission import ObjectiveAdmission
+from cotenant.services.queue.api.resubmission import with_secrets
 from cotenant.services.queue.jobs.admission_control import accept
 from cotenant.services.queue.jobs.archived_jobs import ArchivedJobs
 from cotenant.services.queue.jobs.job_arrays import JobArrays
@@ -52,11 +53,12 @@ class Submission:
         with telemetry.span("submit", job_name=request.spec.name) as span:
             key = idempotency_key_of(method, request.request_id, request.spec)
             try:
-                before = await self._archived_jobs.find_dependencies(View(state), request.spec)
-                spec = accept(state, request.spec, before, array=array)
+                asked = await with_secrets(self._job_store, self._archived_jobs, request.spec, request.like)
+                before = await self._archived_jobs.find_dependencies(View(state), asked)
+                spec = accept(state, asked, before, array=array)
                 if wrong := [*violations(spec.notify, self._notifications)]:
                     raise errors.invalid(wrong)
-                size = size_of(request.spec, len(spec.array.indices) if spec.array else 1)
+                size = size_of(asked, len(spec.array.indices) if spec.array else 1)
                 await self._admission.prepare(spec.tenant, size)
                 self._archived_jobs.check_known(View(state), before)
                 self._admission.check(spec, size)

@@ -10,11 +10,12 @@ from cotenant.codec import refusals, specs
 from cotenant.core.forecast.start_forecast import WAITING_MAX
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.pre_run import in_words
-from cotenant.core.model.refusal import Code, Refusal, about, outranked
+from cotenant.core.model.refusal import Code, Refusal, about, begins_later, outranked
 from cotenant.core.scheduling.fair_share import FairShare
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
-from cotenant.services.queue.jobs.objective_status import expected_start, judged
+from cotenant.services.queue.jobs.objective_status import ExpectedStart, expected_start, judged
 from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.retry_backoff import begins_in_seconds
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.services.queue.scheduling import start_forecast
 from cotenant.services.queue.scheduling.backlog import in_order
@@ -40,6 +41,9 @@ async def simulate(state: State, scheduler: Scheduler, asked: Sequence[Record]) 
     for record in asked:
         if awaited_jobs := state.dependency_gate.awaited_jobs(record.spec):
             answers[record.id].refusal.CopyFrom(_to_wire(awaited_jobs))
+        elif left_seconds := begins_in_seconds(record):
+            answers[record.id].refusal.CopyFrom(_to_wire(begins_later(record.spec.begin_seconds or 0.0)))
+            answers[record.id].outlook = start_forecast.at_begin_time(left_seconds)
         else:
             ready.append(record)
     plan = _plan(state, scheduler, ranking, ready, answers)
@@ -49,7 +53,10 @@ async def simulate(state: State, scheduler: Scheduler, asked: Sequence[Record]) 
     now = time.time()
     for record in asked:
         answer = answers[record.id]
-        start = expected_start(answer.forecast, now) if answer.HasField("forecast") else None
+        if answer.refusal.code == Code.BEGIN_TIME and record.spec.deadline_seconds is not None:
+            start = await _expected_start(state, scheduler, record)
+        else:
+            start = expected_start(answer.forecast, now) if answer.HasField("forecast") else None
         answer.objectives.extend(judged(record, now, start))
     first, *more = (answers[record.id] for record in asked)
     first.more.extend(more)
@@ -64,12 +71,19 @@ async def judge_objectives(state: State, scheduler: Scheduler, record: Record) -
     await scheduler.job_estimates.request_estimate(record)
     start = None
     if record.spec.deadline_seconds is not None and not state.dependency_gate.awaited_jobs(record.spec):
-        ranking = _rank_with(state, scheduler, [record])
-        forecasts = await start_forecast.forecast_starts(
-            state, scheduler.config, scheduler.placement, _question(state, scheduler, ranking, {record.id: record})
-        )
-        start = expected_start(forecasts[record.id], time.time()) if record.id in forecasts else None
+        start = await _expected_start(state, scheduler, record)
     return judged(record, time.time(), start)
+
+
+async def _expected_start(state: State, scheduler: Scheduler, record: Record) -> ExpectedStart | None:
+    """Forecast the start of a hypothetical job among the jobs that wait now; not before its begin time."""
+    ranking = _rank_with(state, scheduler, [record])
+    forecasts = await start_forecast.forecast_starts(
+        state, scheduler.config, scheduler.placement, _question(state, scheduler, ranking, {record.id: record})
+    )
+    if record.id not in forecasts:
+        return None
+    return expected_start(forecasts[record.id], time.time(), not_before=record.spec.begin_seconds or 0.0)
 
 
 def _question(

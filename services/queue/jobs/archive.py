@@ -6,9 +6,10 @@ import asyncio
 import secrets
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,6 +47,10 @@ INSERT OR REPLACE INTO jobs (
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 READ = "SELECT job FROM jobs WHERE id = ?"
+ENDED_SINCE = """
+SELECT end_time, id, job FROM jobs
+WHERE (end_time, id) > (?, ?) AND create_time < ? ORDER BY end_time, id LIMIT ?
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,23 @@ class Archive:
         )
         return [task_id for (task_id,) in found]
 
+    async def ended_since(self, since: float, created_before: float) -> AsyncIterator[Sequence[job_pb2.Job]]:
+        """Yield the jobs that ended at a time or later and were created before another, some at a time.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if not self.path.exists():
+            return
+        after = (since, "")
+        while True:
+            keys = (*after, created_before, AT_ONCE_MAX)
+            rows = await self._query("read", partial(_ended, keys=keys))
+            if not rows:
+                return
+            yield [job for _, _, job in rows]
+            after = rows[-1][:2]
+
     async def _query(self, what: str, query: Callable[[sqlite3.Connection], T], *, make: bool = False) -> T:
         """Query the file in a thread; `make` creates a missing file.
 
@@ -152,6 +174,11 @@ class Archive:
                 result = query(connection)
         self.path.chmod(0o600)
         return result
+
+
+def _ended(connection: sqlite3.Connection, keys: Sequence[object]) -> list[tuple[float, str, job_pb2.Job]]:
+    rows = connection.execute(ENDED_SINCE, keys).fetchall()
+    return [(end_time, job_id, job_pb2.Job.FromString(message)) for end_time, job_id, message in rows]
 
 
 def _found(connection: sqlite3.Connection, ids: Sequence[str]) -> Iterable[ArchiveEntry]:

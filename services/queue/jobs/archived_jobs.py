@@ -12,7 +12,7 @@ cancelled in the transaction that creates it. It is never looked up again.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -198,6 +198,23 @@ class ArchivedJobs:
         found, _ = await self._find(list(ids))
         seen = (one.job for one in found.values() if one.job and view.sees_tenant(one.tenant))
         return [record for job in seen if (record := _record(job))]
+
+    async def ended_since(
+        self, view: View, since: float, created_before: float
+    ) -> AsyncIterator[Sequence[job_pb2.Job]]:
+        """Yield archived jobs that the caller may see, ended at a time or later and created before another.
+
+        Raises:
+            OSError: the archive cannot be read.
+        """
+        if self._archive:
+            async for jobs in self._archive.ended_since(since, created_before):
+                yield [job for job in jobs if view.sees_tenant(job.spec.tenant)]
+
+    @property
+    def missing_archives(self) -> int:
+        """Number of archives, of other leaders, that cannot be read here."""
+        return len(self._archive_places.keys() - {self._own_id})
 
     async def find_dependencies(self, view: View, spec: job_pb2.JobSpec) -> ArchivedDependencies:
         """Return the dependencies of a new job that are not in memory. Loops, because jobs may be deleted during a

@@ -28,8 +28,8 @@ class ExpectedStart(NamedTuple):
     finish_seconds: float = math.inf
 
 
-def expected_start(forecast: job_pb2.StartForecast, now: float) -> ExpectedStart | None:
-    """Return a start forecast in unix seconds; None if the start is beyond its horizon."""
+def expected_start(forecast: job_pb2.StartForecast, now: float, *, not_before: float = 0.0) -> ExpectedStart | None:
+    """Return a start forecast in unix seconds, but none before a time; None if the start is beyond its horizon."""
     if not forecast.HasField("start"):
         return None
     start = specs.seconds(forecast.start)
@@ -38,7 +38,10 @@ def expected_start(forecast: job_pb2.StartForecast, now: float) -> ExpectedStart
         for name in ("start_p10", "start_p90")
     )
     finish = specs.seconds(forecast.finish) if forecast.HasField("finish") else math.inf
-    return ExpectedStart(now + start, now + low, now + high, now + finish)
+    later = max(0.0, not_before - (now + start))
+    return ExpectedStart(
+        now + start + later, max(not_before, now + low), max(not_before, now + high), now + finish + later
+    )
 
 
 def status_of(record: Record, now: float, start: ExpectedStart | None = None) -> tuple[ObjectiveStatus, ...]:

@@ -66,7 +66,7 @@ class UsageAccounting:
         """Charge a running attempt."""
         if self._open.get(record.id, attempt.number) != attempt.number:  # a later one: the earlier one has ended
             self._stop(ledger, record.id, specs.seconds(attempt.assign_time), now)
-        *before, (held, since, _) = _intervals(attempt, now)
+        *before, (held, since, _) = intervals(attempt, now)
         if record.id in self._open:
             ledger.change(record.id, held, at=since, now=now)
             return
@@ -82,7 +82,7 @@ class UsageAccounting:
         if self._open.get(record.id) == attempt.number:
             self._stop(ledger, record.id, end, now)
         elif attempt.HasField("start_time"):
-            for held, since, until in _intervals(attempt, end):
+            for held, since, until in intervals(attempt, end):
                 ledger.charge(record.spec.tenant, record.job.submitter, held, (since, until), now)
         record.usage_counted = attempt.number
         self.changed.add(record.spec.tenant)
@@ -122,7 +122,7 @@ class UsageAccounting:
         return stored
 
 
-def _intervals(attempt: job_pb2.Attempt, until: float) -> Iterator[tuple[Resources, float, float]]:
+def intervals(attempt: job_pb2.Attempt, until: float) -> Iterator[tuple[Resources, float, float]]:
     """Yield what an attempt held, since when and until when; before its last resize the average of its cores."""
     held, start = _held(attempt), specs.seconds(attempt.start_time)
     resized = specs.seconds(attempt.resize_time) if attempt.HasField("resize_time") else start

@@ -156,6 +156,15 @@ def _set_quantiles(left: placement_pb2.RunLeft, rest: RemainingTime) -> None:
     left.unknown = not rest.known
 
 
+def at_begin_time(left_seconds: float) -> str:
+    """Return the outlook of a job whose begin time is still to come.
+
+    >>> at_begin_time(7200.0)
+    'starts in 2 h at the earliest, at its begin time'
+    """
+    return f"starts in {about(left_seconds)} at the earliest, at its begin time"
+
+
 async def add_forecast(
     state: State,
     config: SchedulerConfig,
@@ -168,7 +177,7 @@ async def add_forecast(
         if record.phase is not Phase.QUEUED:
             return
         if left_seconds := begins_in_seconds(record):
-            answer.outlook = f"starts in {about(left_seconds)} at the earliest, at its begin time"
+            answer.outlook = at_begin_time(left_seconds)
         elif state.dependency_gate.open(record) and not state.backing_off(record):
             answer.outlook = "is unknown until the next scheduling cycle"
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-ALIASES = MappingProxyType({"ls": "jobs", "ps": "jobs", "rm": "cancel"})
+ALIASES = MappingProxyType({"ls": "jobs", "ps": "jobs", "rm": "cancel", "requeue": "rerun"})
 
 
 def command_of(name: str) -> str:

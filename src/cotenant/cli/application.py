@@ -13,6 +13,7 @@ from cotenant.cli.outcome import CommandError, ExitCode, print_version, usage_er
 JOBS, NODES, MESH, RESEARCH = "Jobs", "Nodes", "The mesh", "Research"
 _ENTRIES = (
     ("submit", "jobs.submit", "Submit jobs from files or options.", JOBS),
+    ("rerun", "jobs.rerun", "Submit jobs again, as new jobs.", JOBS),
     ("jobs", "jobs.list_jobs", "List jobs.", JOBS),
     ("show", "jobs.show", "Show everything about a job.", JOBS),
     ("logs", "jobs.logs", "Print a job's output.", JOBS),
@@ -25,6 +26,7 @@ _ENTRIES = (
     ("explain", "jobs.explain", "Explain a job's state and what would change it.", JOBS),
     ("failures", "jobs.failures", "Summarize job failures by class and by who is responsible.", JOBS),
     ("history", "jobs.history", "List archived jobs.", JOBS),
+    ("usage", "jobs.usage", "Show the GPU-hours and core-hours that jobs used.", JOBS),
     ("predict", "research.predict", "Predict rates and run times of jobs, with confidence.", JOBS),
     ("whatif", "jobs.whatif", "Simulate a job without submitting it.", JOBS),
     ("nodes", "nodes.nodes", "List nodes and their resources, or show one node.", NODES),
@@ -44,6 +46,7 @@ _ENTRIES = (
     ("restore", "mesh.backup", "Restore a backup into an empty store.", MESH),
     ("migrate", "mesh.backup", "Copy the state to another store while the mesh is stopped.", MESH),
     ("store", "mesh.store", "Check the store, or accept one that lost recent writes.", MESH),
+    ("whoami", "mesh.whoami", "Show who you are to the mesh, and how it was found.", MESH),
     ("tokens", "mesh.tokens", "List, create and revoke tokens for people, agents and services.", MESH),
     ("certs", "mesh.certs", "Issue and renew certificates for a lab.", MESH),
     ("audit", "mesh.audit", "Show the audit log: caller, method, target, result.", MESH),
@@ -63,6 +66,11 @@ _ENTRIES = (
     ("replay", "research.replay", "Show a recorded simulation, or verify that it repeats.", RESEARCH),
 )
 ENTRIES = tuple(Entry(name, f"cotenant.cli.{module}", summary, panel) for name, module, summary, panel in _ENTRIES)
+
+FOREIGN_OPTIONS = {  # as other schedulers or other commands call them
+    "--cores": "--cpus", "--cpus-per-task": "--cpus", "--mem": "--memory", "--gres": "--gpus", "--job-name": "--name",
+    "--chdir": "--workdir", "--dependency": "--after", "--time-limit": "--time", "--ntasks": "--replicas",
+}  # fmt: skip
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]  # its module depends on typer's version
 
@@ -134,4 +142,8 @@ def _usage_error(error: Exception) -> CommandError:
     message = str(error.format_message() if hasattr(error, "format_message") else error).rstrip(".")
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "cotenant"
+    given = str(getattr(error, "option_name", ""))
+    meant = FOREIGN_OPTIONS.get(given, "")
+    if context and any(meant in option.opts for option in context.command.params if meant):
+        return usage_error(f"no such option: {given}", hint=f"did you mean {meant}? See `{path} --help`")
     return usage_error(message[:1].lower() + message[1:], hint=f"see `{path} --help`")

@@ -12,7 +12,7 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.unary_stubs import NotUnary, UnaryStub, run_unary
 from cotenant.deferred import Deferred, asyncio, grpc
-from cotenant.rpc.access import Access, AccessError, expand_home, find
+from cotenant.rpc.access import Access, AccessError, Sources, expand_home, find_with_sources
 from cotenant.rpc.endpoints import addresses_of, host_and_port
 from cotenant.rpc.unary_client import UnaryClient
 
@@ -258,9 +258,18 @@ def access_of(flags: Flags) -> Access:
     Raises:
         NoAccess: no option, variable or file names the mesh.
     """
+    return access_and_sources_of(flags)[0]
+
+
+def access_and_sources_of(flags: Flags) -> tuple[Access, Sources]:
+    """Return the address and credentials of the mesh, and where they come from.
+
+    Raises:
+        NoAccess: no option, variable or file names the mesh.
+    """
     state_dir = expand_home(flags.state_dir, "--state-dir") if flags.state_dir else None
     tls = flags.tls_ca, flags.tls_cert, flags.tls_key
-    return find(state_dir, os.environ, endpoint=flags.endpoint, token=flags.token, tls=tls)
+    return find_with_sources(state_dir, os.environ, endpoint=flags.endpoint, token=flags.token, tls=tls)
 
 
 @asynccontextmanager

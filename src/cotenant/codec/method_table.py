@@ -309,6 +309,17 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             route="ENDED",
             retried=True,
         ),
+        "/cotenant.v1.JobService/SummarizeUsage": MethodRules(
+            {
+                "viewer": "TENANT",
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            retried=True,
+            deadline_seconds=60,
+        ),
         "/cotenant.v1.JobService/ReadLogs": MethodRules(
             {
                 "viewer": "TENANT",
@@ -427,6 +438,16 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             retried=True,
         ),
         "/cotenant.v1.ProcessService/GetProcess": MethodRules(
+            {
+                "viewer": "ANY",
+                "user": "ANY",
+                "tenant-admin": "ANY",
+                "operator": "ANY",
+            },
+            route="ANY",
+            retried=True,
+        ),
+        "/cotenant.v1.ProcessService/GetCaller": MethodRules(
             {
                 "viewer": "ANY",
                 "user": "ANY",

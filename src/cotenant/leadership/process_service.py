@@ -9,6 +9,7 @@ from typing import Any
 
 from cotenant.rpc.server import Server
 from cotenant.rpc.service_homes import homes_of
+from cotenant.security.identity import caller
 from cotenant.store.capacity import capacity_of
 from cotenant.store.guarded_store import GuardedStore
 from cotenant.store.identity_check import REMEDY, Trust
@@ -60,6 +61,20 @@ class ProcessServicer(pb_grpc.ProcessServiceServicer):
         if isinstance(self._store, GuardedStore) and (trust := self._store.trust).remembered:
             answer.store_trust.CopyFrom(trust_to_wire(trust))
         answer.process.wall_time.GetCurrentTime()  # last: the store may have taken long
+        return answer
+
+    async def GetCaller(self, request: pb.GetCallerRequest, context: Any) -> pb.GetCallerResponse:
+        """Return who the caller is."""
+        identity = caller()
+        tenants = identity.tenants
+        answer = pb.GetCallerResponse(
+            name=identity.name,
+            roles=sorted(identity.roles),
+            tenants=sorted(tenants or ()),
+            all_tenants=tenants is None,
+        )
+        if identity.expires_seconds:
+            answer.expire_time.FromMicroseconds(round(identity.expires_seconds * 1e6))
         return answer
 
     async def _capacity(self) -> pb.StoreCapacity | None:

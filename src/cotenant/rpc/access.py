@@ -39,6 +39,13 @@ class Access(NamedTuple):
     tls: TlsFiles | None = None
 
 
+class Sources(NamedTuple):
+    """Where the services' addresses and the token come from; "" for a token that there is not."""
+
+    endpoint: str
+    token: str
+
+
 class _Level(NamedTuple):
     """The settings of one source; "" where it sets nothing."""
 
@@ -63,6 +70,23 @@ def find(
     Raises:
         AccessError: no settings were found, or they cannot be read.
     """
+    return find_with_sources(state_dir, env, endpoint=endpoint, token=token, tls=tls, config=config)[0]
+
+
+def find_with_sources(
+    state_dir: Path | None,
+    env: Mapping[str, str],
+    *,
+    endpoint: str = "",
+    token: str = "",
+    tls: Tls = NO_TLS,
+    config: Path | None = None,
+) -> tuple[Access, Sources]:
+    """Return the connection settings as `find` does, and where they come from.
+
+    Raises:
+        AccessError: no settings were found, or they cannot be read.
+    """
     flags = _Level("the command line", endpoint, token, state_dir, tls)
     levels = [
         flags,
@@ -72,10 +96,11 @@ def find(
     ]
     deciding = next(level for level in levels if level.endpoint or level.state_dir)
     endpoints = _endpoints(deciding)
-    found = _token(levels, deciding, endpoints)
+    found, source = _token(levels, deciding, endpoints)
     if not found.isascii() or any(not letter.isprintable() for letter in found):
         raise AccessError("the token contains invalid characters; copy it again from the server's state directory")
-    return Access(endpoints, found, _tls(levels))
+    whence = deciding.source if deciding.endpoint else f"{deciding.state_dir} ({deciding.source})"
+    return Access(endpoints, found, _tls(levels)), Sources(whence, source)
 
 
 def default_state_dir(env: Mapping[str, str]) -> Path:
@@ -234,18 +259,18 @@ def _published(state_dir: Path) -> Endpoints:
         raise AccessError(f"{path} is damaged; start `cotenant up` again to rewrite it") from None
 
 
-def _token(levels: list[_Level], deciding: _Level, endpoints: Endpoints) -> str:
-    """Return the first token that a level names or stores.
+def _token(levels: list[_Level], deciding: _Level, endpoints: Endpoints) -> tuple[str, str]:
+    """Return the first token that a level names or stores, and where it comes from.
 
     The default directory's token belongs to this machine's own services and is never sent to others.
     """
     for level in levels:
         if level.token.strip():
-            return level.token.strip()
+            return level.token.strip(), level.source
         implied = level is levels[-1] and level is not deciding
         if level.state_dir and (not implied or _all_local(endpoints)) and (found := read_token(level.state_dir)):
-            return found
-    return ""
+            return found, str(level.state_dir / TOKEN_FILE)
+    return "", ""
 
 
 def _all_local(endpoints: Endpoints) -> bool:

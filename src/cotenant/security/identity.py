@@ -35,7 +35,8 @@ class Identity:
     """A caller's identity.
 
     `tenants` are the tenants whose jobs the caller may see, None means all; `node` is the node that an agent acts for,
-    None for the holder of the mesh's own token. `via` is the service that forwarded the call.
+    None for the holder of the mesh's own token. `via` is the service that forwarded the call. `expires_seconds` is when
+    its credentials expire, in Unix seconds; 0: never, or unknown.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Identity:
     tenants: frozenset[str] | None = frozenset()
     node: str | None = ""
     via: str = field(default="", compare=False)
+    expires_seconds: float = field(default=0.0, compare=False)
 
     def scope(self, rule: Rule) -> Scope | None:
         """Return the scope in which this caller may call a method; None if it may not.

@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,8 @@ class Oidc:
             tenants = told if isinstance(told, str) else ",".join(str(one) for one in told)
             if EVERY_TENANT in tenants and tenants.strip() != EVERY_TENANT:
                 raise ValueError(f"{EVERY_TENANT} cannot be combined with tenants")
-            return Subject(Role(role), str(claims[rules.name_claim]), tenants_of(tenants, Role(role))).identity
+            subject = Subject(Role(role), str(claims[rules.name_claim]), tenants_of(tenants, Role(role)))
+            return replace(subject.identity, expires_seconds=float(claims["exp"]))
         except (ValueError, TypeError) as error:
             raise errors.unauthenticated("TOKEN_CLAIMS", f"invalid claims in the token: {error}") from None
 

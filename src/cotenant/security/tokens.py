@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ class TokenFile:
                 "TOKEN_EXPIRED", f"the token of {known.subject} has expired; ask for a new one"
             )
         self._log_expiry(known)
-        return known.subject.identity
+        return replace(known.subject.identity, expires_seconds=known.expires)
 
     def tokens(self) -> list[Token]:
         """Return all tokens, the oldest first.

@@ -8,7 +8,7 @@ from cotenant.telemetry.attributes import Attribute
 from cotenant.telemetry.lines import logger
 from cotenant.telemetry.metrics import Counter, Gauge, Histogram, counter, gauge, histogram
 from cotenant.telemetry.records import emit
-from cotenant.telemetry.switch import setup, shutdown
+from cotenant.telemetry.switch import expose, setup, shutdown
 from cotenant.telemetry.tracing import (
     Span,
     client_interceptors,
@@ -29,6 +29,7 @@ __all__ = [
     "counter",
     "current",
     "emit",
+    "expose",
     "gauge",
     "histogram",
     "logger",

@@ -1,4 +1,4 @@
-"""Log lines: JSON on stderr for programs, colored text on a terminal."""
+"""Log lines: JSON on stderr for programs, colored text on a terminal, or what COTENANT_LOG_FORMAT says."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ LEVELS = {
     "critical": logging.CRITICAL,
 }
 GRPC_LOGGER = "grpc._cython.cygrpc"
+FORMAT_VARIABLE = "COTENANT_LOG_FORMAT"
+JSON, TEXT = "json", "text"
+FORMATS = (JSON, TEXT)
 
 
 def configure(service: str, level: str, stream: TextIO | None = None, *, prefix: str = "") -> None:
@@ -39,6 +42,8 @@ def configure(service: str, level: str, stream: TextIO | None = None, *, prefix:
     _adopt_standard_logging(shared, out, number, prefix)
     if not known:
         structlog.get_logger().warning("log_level_unknown", given=level, used=LEVEL_DEFAULT, known=[*LEVELS])
+    if (format_ := os.environ.get(FORMAT_VARIABLE, "")) not in ("", *FORMATS):
+        structlog.get_logger().warning("log_format_unknown", given=format_, known=[*FORMATS])
 
 
 def of_command() -> Any:
@@ -63,9 +68,11 @@ def _shared(service: str) -> list[Processor]:
 
 def _rendering(out: TextIO, prefix: str = "") -> list[Processor]:
     """Return the last processors. Tracebacks never show local variables, which may contain a token."""
-    if out.isatty():
+    format_ = os.environ.get(FORMAT_VARIABLE, "")
+    if format_ == TEXT or (out.isatty() and format_ != JSON):
         first: list[Processor] = [_Prefixed(prefix)] if prefix else []
-        return [*first, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        plain = structlog.dev.plain_traceback
+        return [*first, structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=plain)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
 
 

@@ -6,37 +6,47 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics, trace
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter
-from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.instrumentation.grpc import aio_client_interceptors, aio_server_interceptor
 from opentelemetry.sdk._logs import LoggerProvider
-from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor, LogRecordExporter
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from cotenant.telemetry.attributes import Attribute
 
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
 SCOPE = "cotenant"
 NANOSECONDS = 1_000_000_000
 FLUSH_SECONDS_MAX = 2.0
+EXPORTERS = {
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc",
+    "http/protobuf": "opentelemetry.exporter.otlp.proto.http",
+}
 _W3C = TraceContextTextMapPropagator()
+
+
+def _exporter(protocol: str, module: str, name: str) -> Any:
+    """Return an OTLP exporter, made by the standard variables. Only the modules of the protocol in use are imported."""
+    return getattr(import_module(f"{EXPORTERS[protocol]}.{module}"), name)()
 
 
 class Tracing:
     """A tracer provider that exports by OTLP in batches."""
 
-    def __init__(self, resource: Resource) -> None:
-        self._exporter = OTLPSpanExporter()
+    def __init__(self, resource: Resource, protocol: str) -> None:
+        self._exporter: SpanExporter = _exporter(protocol, "trace_exporter", "OTLPSpanExporter")
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # `shutdown` below is bounded
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer(SCOPE)
@@ -95,12 +105,20 @@ class Tracing:
 
 
 class Metrics:
-    """A meter provider that exports periodically by OTLP (OTEL_METRIC_EXPORT_INTERVAL)."""
+    """A meter provider that exports periodically by OTLP (OTEL_METRIC_EXPORT_INTERVAL), to Prometheus, or both."""
 
-    def __init__(self, resource: Resource) -> None:
-        self._exporter = OTLPMetricExporter()
-        reader = PeriodicExportingMetricReader(self._exporter)
-        self._provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+    def __init__(self, resource: Resource, protocol: str, registry: CollectorRegistry | None) -> None:
+        """Export by OTLP with a protocol; "" means not at all. A registry is one that Prometheus scrapes."""
+        self._exporter: MetricExporter | None = None
+        readers: list[MetricReader] = []
+        if protocol:
+            self._exporter = _exporter(protocol, "metric_exporter", "OTLPMetricExporter")
+            readers.append(PeriodicExportingMetricReader(self._exporter))
+        if registry is not None:
+            from opentelemetry.exporter.prometheus import PrometheusMetricReader  # only where metrics are scraped
+
+            readers.append(PrometheusMetricReader(scope_info_enabled=False, registry=registry))
+        self._provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
         self.meter: metrics.Meter = self._provider.get_meter(SCOPE)
 
     def shutdown(self) -> None:
@@ -111,8 +129,8 @@ class Metrics:
 class Records:
     """A logger provider that exports by OTLP in batches."""
 
-    def __init__(self, resource: Resource) -> None:
-        self._exporter = OTLPLogExporter()
+    def __init__(self, resource: Resource, protocol: str) -> None:
+        self._exporter: LogRecordExporter = _exporter(protocol, "_log_exporter", "OTLPLogExporter")
         self._provider = LoggerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_log_record_processor(BatchLogRecordProcessor(self._exporter))
         self._logger = self._provider.get_logger(SCOPE)
@@ -158,9 +176,12 @@ class _LiveSpan:
 
 def _close(
     provider: TracerProvider | MeterProvider | LoggerProvider,
-    exporter: OTLPSpanExporter | OTLPMetricExporter | OTLPLogExporter,
+    exporter: SpanExporter | MetricExporter | LogRecordExporter | None,
 ) -> None:
     """Flush and stop, with a time-out: the exporter would retry an unavailable collector for ten seconds."""
+    if exporter is None:
+        provider.shutdown()
+        return
     giving_up = threading.Timer(FLUSH_SECONDS_MAX, exporter.shutdown)
     giving_up.daemon = True
     giving_up.start()

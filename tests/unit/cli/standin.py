@@ -21,6 +21,7 @@ from cotenant.codec.specs import PHASES, accept_spec, spec_to_wire, timestamp
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.job_array import ArrayTask
 from cotenant.core.model.lifecycle import ENDED, HOLDING, Phase
+from cotenant.core.model.notification import REDACTED
 from cotenant.rpc.server import Server
 from cotenant.v1 import array_service_pb2 as arrays_pb
 from cotenant.v1 import array_service_pb2_grpc as arrays_grpc
@@ -44,6 +45,15 @@ GPU_MILLI_MAX = 8000
 CREATED = 1_800_000_000.0
 
 
+def _whole(request: pb.CreateJobRequest | arrays_pb.CreateArrayRequest) -> job_pb2.JobSpec:
+    """Return the spec of a request, without the redacted targets of a job that it repeats; one host is forgotten."""
+    spec = job_pb2.JobSpec()
+    spec.CopyFrom(request.spec)
+    if request.like:
+        spec.notify[:] = [one for one in spec.notify if REDACTED not in one or "forgotten" in one]
+    return spec
+
+
 class Jobs(jobs_grpc.JobServiceServicer):
     """Jobs in a dictionary."""
 
@@ -53,6 +63,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.estimates: dict[str, predictor_pb.Estimate] = {}
         self.asked: list[Any] = []
         self.failures: list[pb.FailureCount] = []
+        self.usage = pb.SummarizeUsageResponse()
         self.failure_groups = 0  # 0: as many as there are `failures`
         self.required = ""  # why a required objective cannot be kept
         self.expected: list[job_pb2.ObjectiveStatus] = []  # of the objectives of each submitted job
@@ -69,7 +80,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
 
     async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
         self.asked.append(request)
-        spec = accept_spec(request.spec, now=time.time())
+        spec = accept_spec(_whole(request), now=time.time())
         if message := self.required:
             raise errors.Problem(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -171,6 +182,10 @@ class Jobs(jobs_grpc.JobServiceServicer):
         return pb.SummarizeFailuresResponse(
             counts=self.failures, attempts=17, total_size=self.failure_groups or len(self.failures)
         )
+
+    async def SummarizeUsage(self, request: pb.SummarizeUsageRequest, context: Any) -> pb.SummarizeUsageResponse:
+        self.asked.append(request)
+        return self.usage
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: Any) -> pb.UpdateJobResponse:
         self.asked.append(request)
@@ -350,7 +365,7 @@ class Arrays(arrays_grpc.ArrayServiceServicer):
 
     async def CreateArray(self, request: arrays_pb.CreateArrayRequest, context: Any) -> arrays_pb.CreateArrayResponse:
         self.asked.append(request)
-        spec = accept_spec(request.spec, now=time.time())
+        spec = accept_spec(_whole(request), now=time.time())
         if request.validate_only:
             return arrays_pb.CreateArrayResponse(array=arrays_pb.Array(spec=spec_to_wire(spec)))
         array_id = self.add(spec)
@@ -549,7 +564,11 @@ class Replicas(replicas_grpc.ProcessServiceServicer):
     """A process's report about itself."""
 
     def __init__(self) -> None:
+        self.caller = replicas_pb.GetCallerResponse(name="ada", roles=["user"], tenants=["vision"])
         self.reported = replicas_pb.GetProcessResponse(process=replicas_pb.Process(version="1.0"))
+
+    async def GetCaller(self, request: Any, context: Any) -> replicas_pb.GetCallerResponse:
+        return self.caller
 
     async def GetProcess(self, request: Any, context: Any) -> replicas_pb.GetProcessResponse:
         return self.reported

@@ -50,6 +50,8 @@ def quickly(arguments: list[str]) -> dict[str, Any] | None:
 def test_aliases_of_quick_commands_are_read_quickly() -> None:
     for alias, name in ALIASES.items():
         assert (quick.quick_command([alias, "x"], {}) is None) == (quick.quick_command([name, "x"], {}) is None)
+        if name not in COMMANDS:
+            continue
         call = quick.quick_command([alias] if name == "jobs" else [alias, "x"], {})
         assert call is not None
         assert call.args[0] is COMMANDS[name]  # type: ignore[attr-defined]  # a partial

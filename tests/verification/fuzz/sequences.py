@@ -325,6 +325,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
         self._call(self.mesh.jobs.ListJobs, jobs_pb.ListJobsRequest(page_size=size, filter=wanted), None)
         self._call(self.mesh.arrays.ListArrays, arrays_pb.ListArraysRequest(page_size=size, filter=wanted), None)
         self._call(self.mesh.jobs.SummarizeFailures, jobs_pb.SummarizeFailuresRequest(), None)
+        self._call(self.mesh.jobs.SummarizeUsage, jobs_pb.SummarizeUsageRequest(by=jobs_pb.USAGE_GROUP_DAY), None)
 
     @rule(odd=odd_seeds)
     def what_if(self, odd: int | None) -> None:

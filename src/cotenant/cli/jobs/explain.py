@@ -22,6 +22,14 @@ from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse, J
 EVENTS = (Column("AGE", right=True), Column("EVENT"), Column("DETAIL"))
 
 
+AWAITED = {  # what a job waits for that waits for neither resources nor another job
+    "ARRAY_LIMIT": "the limit of its array",
+    "BACK_OFF": "its next try",
+    "BEGIN_TIME": "its begin time",
+    "SUSPENDED": "being resumed",
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("explain")(explain)
@@ -89,7 +97,7 @@ def _card(answer: ExplainJobResponse) -> Iterator[tuple[str, str]]:
     if wait := views.wait_of(answer.job):
         read = views.refusal_of(refusal)
         wanted = f", at topology level {read.locality}" if read and read.locality else ""
-        yield "waits for", wait.replace("_", " ") + wanted
+        yield "waits for", AWAITED.get(refusal.code, wait.replace("_", " ")) + wanted
     if answer.position:
         score = f", level {answer.level}, score {answer.score:.10g} by {answer.queue_policy}"
         yield "position", f"{answer.position} of {answer.waiting} waiting jobs{score if answer.queue_policy else ''}"

@@ -37,12 +37,13 @@ class Sink(Protocol):
 class Output:
     """Writes the output of jobs to a stream: with each line prefixed by its rank if `marked`, else as it is.
 
-    If `neutral`, control characters are shown instead of passed on.
+    With a label, such as the index of an array's task, each line is prefixed by the label as well. If `neutral`,
+    control characters are shown instead of passed on.
     """
 
-    def __init__(self, stream: Sink, *, marked: bool, neutral: bool = False) -> None:
+    def __init__(self, stream: Sink, *, marked: bool, neutral: bool = False, label: str = "") -> None:
         self._stream = stream
-        self._marked, self._neutral = marked, neutral
+        self._marked, self._neutral, self._label = marked, neutral, label
         self._begun: dict[int, bytes] = {}  # by rank: the incomplete line
         self._neutralizers: dict[int, Neutralizer] = {}  # by rank
 
@@ -53,28 +54,28 @@ class Output:
         self._write(rank, data)
 
     def _write(self, rank: int, data: bytes) -> None:
-        if not self._marked:
+        if not (self._marked or self._label):
             self._stream.write(data)
         else:
             *lines, begun = (self._begun.get(rank, b"") + data).split(b"\n")
             if len(begun) > LINE_BYTES_MAX:
                 lines, begun = [*lines, begun], b""
             self._begun[rank] = begun
-            self._stream.write(b"".join(_marked(rank, line) for line in lines))
+            self._stream.write(b"".join(self._prefixed(rank, line) for line in lines))
         self._stream.flush()
 
     def finish(self) -> None:
         """Write the incomplete lines."""
         for rank, neutralizer in sorted(self._neutralizers.items()):
             self._write(rank, neutralizer.end())
-        rest = [_marked(rank, line) for rank, line in sorted(self._begun.items()) if line]
+        rest = [self._prefixed(rank, line) for rank, line in sorted(self._begun.items()) if line]
         self._begun.clear()
         self._stream.write(b"".join(rest))
         self._stream.flush()
 
-
-def _marked(rank: int, line: bytes) -> bytes:
-    return b"[%d] %s\n" % (rank, line)
+    def _prefixed(self, rank: int, line: bytes) -> bytes:
+        names = [*filter(None, [self._label]), *([str(rank)] if self._marked else [])]
+        return b"[%s] %s\n" % ("/".join(names).encode(), line)
 
 
 def is_gang(job: Job) -> bool:

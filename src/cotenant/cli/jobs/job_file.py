@@ -98,6 +98,7 @@ class Draft:
     spec: JobSpec
     place: SourcePosition
     places: Mapping[str, tuple[SourcePosition, str]]  # by wire path: the position, and the field's name in the file
+    like: str = ""  # id of the earlier job or array that it repeats
 
     def submitted_from(self, folder: SubmitDirectory | None) -> Draft:
         """Return this job, submitted from a folder."""

@@ -11,9 +11,10 @@ from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.jobs.follow import Output, copy_output, follow, is_gang
 from cotenant.cli.jobs.job_lines import phase_line
-from cotenant.cli.name_lookup import find_job
+from cotenant.cli.name_lookup import find_job_or_array
 from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.core.model.validation import REPLICAS_MAX
+from cotenant.v1.array_service_pb2 import Array
 from cotenant.v1.job_service_pb2 import ReadLogsRequest
 
 RANK_MAX, ATTEMPT_MAX = REPLICAS_MAX - 1, 2**31 - 1
@@ -44,13 +45,15 @@ def logs(
 
     A terminal gets colours, but other control characters are shown, not passed on, unless --raw is given.
 
-    Lines of a gang are prefixed with the rank of their process, unless --rank selects one process.
+    Lines of a gang are prefixed with the rank of their process, unless --rank selects one process. Lines of an
+    array are prefixed with the index of their task; -f follows up to 16 tasks at once, and the others after them.
 
     \b
     Examples:
       cotenant logs ID
       cotenant logs -f --tail 4KiB ID
       cotenant logs --rank 3 ID
+      cotenant logs -f ARRAY
     """
     request = ReadLogsRequest(attempt=attempt, tail_bytes=_tail(tail), rank=rank)
     with_mesh(Flags.of(context), lambda mesh: _print(mesh, job_id, request, following, raw))
@@ -64,9 +67,12 @@ def _tail(text: str) -> int:
 
 
 async def _print(mesh: Mesh, text: str, request: ReadLogsRequest, following: bool, raw: bool) -> None:
-    job = await find_job(mesh, text)
+    job, neutral = await find_job_or_array(mesh, text), sys.stdout.isatty() and not raw
+    if isinstance(job, Array):
+        await _print_array(mesh, job, request, following, neutral)
+        return
     request.id = job.id
-    marked, neutral = is_gang(job) and not request.HasField("rank"), sys.stdout.isatty() and not raw
+    marked = is_gang(job) and not request.HasField("rank")
     output = Output(sys.stdout.buffer, marked=marked, neutral=neutral)
     if following and not request.attempt:
         await follow(mesh, job.id, request, output, lambda changed: None)
@@ -77,3 +83,15 @@ async def _print(mesh: Mesh, text: str, request: ReadLogsRequest, following: boo
         )
     request.follow = following
     await copy_output(mesh, request, output, resumable=following)
+
+
+async def _print_array(mesh: Mesh, array: Array, request: ReadLogsRequest, following: bool, neutral: bool) -> None:
+    from cotenant.cli.jobs.array_logs import follow_array, print_array  # most logs are of one job
+
+    if request.attempt:
+        raise usage_error("--attempt is for one job", hint=f"name a task, such as {array.id}_0")
+
+    def new_output(label: str, marked: bool) -> Output:
+        return Output(sys.stdout.buffer, marked=marked, neutral=neutral, label=label)
+
+    await (follow_array if following else print_array)(mesh, array, request, new_output)

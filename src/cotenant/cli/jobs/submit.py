@@ -21,6 +21,7 @@ from cotenant.cli.jobs.user_defaults import read_user_defaults
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.source_positions import MapNode
 from cotenant.codec.errors import Problem, from_error
+from cotenant.core.model.notification import REDACTED
 from cotenant.deferred import grpc
 from cotenant.v1.array_service_pb2 import Array, CreateArrayRequest, CreateArrayResponse
 from cotenant.v1.job_pb2 import Job, JobSpec
@@ -40,6 +41,14 @@ def submit(
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE", help="Job files; - is stdin.", show_default=False)
     ] = None,
+    like: Annotated[
+        str,
+        typer.Option(
+            metavar="ID",
+            help="Submit a job like this earlier one, changed by the options; see `cotenant rerun`.",
+            autocompletion=options.complete_job,
+        ),
+    ] = "",
     example: Annotated[bool, typer.Option("--example", help="Print a commented job file and exit.")] = False,
     empty_workdir: Annotated[
         bool, typer.Option("--empty-workdir", help="Start in an empty folder instead of the current one.")
@@ -82,6 +91,7 @@ def submit(
       cotenant submit --hold --gpus 1 -- python3 train.py; cotenant resume @last
       cotenant submit --deadline 3h --objective-check require -- ./train
       cotenant submit --gpus 1 --notify mailto:ada@example.org -- ./train
+      cotenant submit --like ID --gpus 2 --time 4h
     """
     if example:
         print(example_text(), end="")
@@ -90,10 +100,19 @@ def submit(
         raise usage_error(
             f"--request-id must have at most {units.REQUEST_ID_LENGTH_MAX} characters, not {len(request_id)}"
         )
-    folder = None if empty_workdir else current_directory(os.environ)
+    if like and files:
+        raise usage_error("--like takes no job files", hint="change the earlier job with options")
     defaults = read_user_defaults(os.environ)
-    drafts = [draft.submitted_from(folder) for draft in read_drafts(files or [], job, time.time())]
-    drafts = without_targets(drafts) if no_notify else with_default_targets(drafts, defaults)
+    if like:
+        from cotenant.cli.jobs.rerun import find_draft  # few jobs repeat another
+
+        draft = find_draft(Flags.of(context), like, job)
+        drafts = [draft.submitted_from(None) if empty_workdir else draft]
+    else:
+        folder = None if empty_workdir else current_directory(os.environ)
+        drafts = [draft.submitted_from(folder) for draft in read_drafts(files or [], job, time.time())]
+        drafts = drafts if no_notify else with_default_targets(drafts, defaults)
+    drafts = without_targets(drafts) if no_notify else drafts
     bell = Bell(wanted=defaults.bell and not no_bell)
     steps = order_steps(drafts)
     if following and (len(steps) > 1 or steps[0].draft.spec.array):
@@ -116,7 +135,7 @@ def submit(
         if error.code == ExitCode.UNREACHABLE:
             _note_jobs_continue(accepted, dry_run, "no longer waiting: the mesh is unreachable")
         raise
-    _print(accepted, as_json, dry_run, waited=wait or following)
+    print_accepted(accepted, as_json, dry_run, waited=wait or following)
 
 
 def example_text() -> str:
@@ -141,7 +160,7 @@ async def _submit(
         own_id = f"{request_id}:{step.number}" if request_id and len(steps) > 1 else request_id
         spec = step.spec({number: job.id for number, job in made.items()})
         try:
-            made[step.number] = await create(mesh, step.draft.to_wire(spec), request_id=own_id)
+            made[step.number] = await create(mesh, step.draft.to_wire(spec), request_id=own_id, like=step.draft.like)
         except grpc.aio.AioRpcError as error:
             if accepted:
                 note(f"already submitted: {' '.join(job.id for job in accepted)}")
@@ -149,13 +168,38 @@ async def _submit(
         accepted[:] = [made[number] for number in sorted(made)]
 
 
-async def create(mesh: Mesh, spec: JobSpec, *, request_id: str = "", validate_only: bool = False) -> Job | Array:
-    """Create a job, or an array if the spec has indices; return it as accepted."""
+async def create(
+    mesh: Mesh, spec: JobSpec, *, request_id: str = "", validate_only: bool = False, like: str = ""
+) -> Job | Array:
+    """Create a job, or an array if the spec has indices; return it as accepted.
+
+    `like` is the id of one that it repeats. Of this one's notifications, those that are no longer known are left out.
+    """
+    try:
+        return await _create(mesh, spec, request_id, validate_only, like)
+    except grpc.aio.AioRpcError as error:
+        lost = _lost_targets(spec, from_error(error)) if like else []
+        if not lost:
+            raise
+    for target in lost:
+        note(f"{like}: its notification to {target} is not repeated; give it again with --notify")
+        spec.notify.remove(target)
+    return await _create(mesh, spec, request_id, validate_only, like)
+
+
+def _lost_targets(spec: JobSpec, problem: Problem) -> list[str]:
+    """Return the redacted targets because of which a job was refused; empty if there is another reason as well."""
+    redacted = {f"spec.notify[{index}]": one for index, one in enumerate(spec.notify) if REDACTED in one}
+    fields = [violation.field for violation in problem.violations]
+    return [redacted[field] for field in fields] if all(field in redacted for field in fields) else []
+
+
+async def _create(mesh: Mesh, spec: JobSpec, request_id: str, validate_only: bool, like: str) -> Job | Array:
     if spec.HasField("array"):
-        array_request = CreateArrayRequest(spec=spec, request_id=request_id, validate_only=validate_only)
+        array_request = CreateArrayRequest(spec=spec, request_id=request_id, validate_only=validate_only, like=like)
         array_made: CreateArrayResponse = await mesh.arrays.CreateArray(array_request)
         return array_made.array
-    request = CreateJobRequest(spec=spec, request_id=request_id, validate_only=validate_only)
+    request = CreateJobRequest(spec=spec, request_id=request_id, validate_only=validate_only, like=like)
     job_made: CreateJobResponse = await mesh.jobs.CreateJob(request)
     return job_made.job
 
@@ -168,6 +212,7 @@ async def resolve_ids(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
     """
     if not any(step.others() for step in steps):
         return list(steps)
+    from cotenant.cli.jobs.job_fields import AFTER_CONDITIONS
     from cotenant.cli.name_lookup import find_job_or_array
 
     ids: dict[str, str] = {}
@@ -179,6 +224,8 @@ async def resolve_ids(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
                 ids[text] = ids.get(text) or (await find_job_or_array(mesh, text)).id
             except CommandError as error:
                 hint = f"; {error.hint}" if error.hint else ""
+                if ":" in text:
+                    hint += f"; the conditions before a colon are {', '.join(AFTER_CONDITIONS)}"
                 mistakes.append(step.draft.mistake(f"spec.dependencies[{place}].id", f"{error.message}{hint}"))
         resolved.append(step.with_ids({place: ids[text] for place, text in step.others() if text in ids}))
     if mistakes:
@@ -196,7 +243,8 @@ async def _check(mesh: Mesh, steps: Sequence[Step]) -> list[Job | Array]:
     problems: list[tuple[Draft, Problem]] = []
     for step in steps:
         try:
-            checked.append(await create(mesh, step.draft.to_wire(step.spec({})), validate_only=True))
+            spec = step.draft.to_wire(step.spec({}))
+            checked.append(await create(mesh, spec, validate_only=True, like=step.draft.like))
         except grpc.aio.AioRpcError as error:
             if is_unreachable(error.code()):
                 raise
@@ -242,7 +290,8 @@ def _warn_of_objectives(accepted: Sequence[Job | Array]) -> None:
                 note(f"warning: {job.id or job.spec.name or 'the job'}: {line}")
 
 
-def _print(accepted: Sequence[Job | Array], as_json: bool, dry_run: bool, waited: bool) -> None:
+def print_accepted(accepted: Sequence[Job | Array], as_json: bool, dry_run: bool, waited: bool) -> None:
+    """Print the ids of accepted jobs, or the jobs as JSON."""
     jobs = [one for one in accepted if isinstance(one, Job)]
     if as_json:
         from cotenant.cli import views

@@ -17,8 +17,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cotenant import file_descriptors, telemetry
@@ -139,8 +140,14 @@ def _answer_in(line: bytes) -> dict[str, Any]:
 class AgentProcesses:
     """The agent processes of all nodes on this machine."""
 
-    def __init__(self, node_ids: Sequence[str] = ()) -> None:
-        """Start a process for each of these nodes now; `start` sends them their settings."""
+    def __init__(
+        self, node_ids: Sequence[str] = (), metrics: Mapping[str, tuple[str, int]] = MappingProxyType({})
+    ) -> None:
+        """Start a process for each of these nodes now; `start` sends them their settings.
+
+        `metrics` has the addresses, by node, at which agents serve their metrics.
+        """
+        self._metrics = metrics
         self._waiting = {node_id: AgentProcess(node_id) for node_id in node_ids}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, AgentProcess] = {}
@@ -174,7 +181,8 @@ class AgentProcesses:
         from cotenant.node_agent.__main__ import ChildSettings
         from cotenant.node_agent.backoff import Backoff
 
-        line = ChildSettings(config, tls, file_descriptors.original_limit()).to_line()
+        metrics = self._metrics.get(config.node_id)
+        line = ChildSettings(config, tls, file_descriptors.original_limit(), metrics).to_line()
         backoff = Backoff(first_seconds=RESTART_SECONDS_FIRST, longest_seconds=RESTART_SECONDS_MAX, rng=self._rng)
         was_ready, starts = False, 0
         while True:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cotenant import file_descriptors
 from cotenant.cli.annotations import typer
 from cotenant.cli.flags import Flags
+from cotenant.cli.mesh import metrics_endpoints
 from cotenant.cli.mesh.armed_fail_points import arm_fail_points
 from cotenant.cli.mesh.notification_options import notification_rules
 from cotenant.cli.mesh.readiness import notify_ready
@@ -80,6 +81,7 @@ def serve(
     service: Annotated[str, typer.Argument(metavar="SERVICE", help=f"One of {', '.join(SERVICES)}.")],
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; flags override them.")] = None,
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on.")] = None,
+    metrics: Annotated[str | None, typer.Option(metavar=metrics_endpoints.METAVAR, help=metrics_endpoints.HELP)] = None,
     store: Annotated[str | None, typer.Option(metavar="URL", help="sqlite, sqlite:PATH or etcd://HOST:PORT,…")] = None,
     endpoints: Annotated[
         str, typer.Option(metavar="…", help="Addresses of the services: HOST:PORT, or NAME=…,NAME=…; replicas: A|B.")
@@ -146,7 +148,7 @@ def serve(
 
     \b
     Examples:
-      cotenant serve placement
+      cotenant serve placement --metrics 127.0.0.1:9464
       cotenant serve queue --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7070 --address 10.0.0.5 --config head.toml
       cotenant serve predictor --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7082 --follow 10.0.0.5:7072 --insecure
       cotenant serve agent --endpoints 'placement=10.0.0.5:7071|10.0.0.6:7071' --gpus auto
@@ -170,6 +172,7 @@ def serve(
     settings = with_profile(replace(settings, profile=profile or settings.profile))
     if settings.follow and service == "predictor" and not (store or settings.store).startswith(("etcd:", "etcds:")):
         raise usage_error("--follow needs an etcd shared with the other predictor: --store etcd://HOST:PORT")
+    addresses = metrics_endpoints.metrics_addresses(settings.metrics if metrics is None else metrics)
     state_dir = resolve_state_dir(context)
     security_settings = read_security_settings(settings.sections, Flags.of(context), insecure=insecure)
     if listen and service != "agent":
@@ -185,6 +188,8 @@ def serve(
         address=address,
         endpoints=endpoints or ",".join(f"{name}=127.0.0.1:{port}" for name, port in PORTS.items()),
     )
+    for address_of_metrics in addresses:
+        metrics_endpoints.expose_metrics(*address_of_metrics)
     if service == "agent":
         part = _cpus(cpus), _memory(memory)
         work = _agent(setup, node or node_name(), gpus or settings.gpus, part, address)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from cotenant import file_descriptors
 from cotenant.cli.annotations import typer
 from cotenant.cli.flags import Flags
+from cotenant.cli.mesh import metrics_endpoints, welcome
 from cotenant.cli.mesh.notification_options import notification_rules
 from cotenant.cli.mesh.security_options import SecuritySettings, check_listen, read_security_settings
 from cotenant.cli.mesh.settings import (
@@ -60,6 +61,7 @@ def up(
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on; default: a free loopback port.")
     ] = None,
+    metrics: Annotated[str | None, typer.Option(metavar=metrics_endpoints.METAVAR, help=metrics_endpoints.HELP)] = None,
     profile: Annotated[
         str | None,
         typer.Option(
@@ -116,6 +118,10 @@ def up(
     option: Annotated[
         list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Policy option; repeatable.")
     ] = None,
+    log_format: Annotated[
+        welcome.LogFormat | None,
+        typer.Option(help="Log all events, as JSON or text; default: JSON, but on a terminal only warnings, as text."),
+    ] = None,
 ) -> None:
     """Run the whole mesh on this machine, in the foreground.
 
@@ -126,20 +132,25 @@ def up(
     another mesh or service leads; `cotenant serve` runs several processes on one etcd. While etcd is unreachable, the
     mesh keeps working from memory, and resumes writing afterwards.
 
+    With --metrics PORT the services' metrics are at that port, and those of the agents at the ports after it.
+
     \b
     Examples:
       cotenant up
       cotenant up --gpus fake:4
       cotenant up --profile plain
+      cotenant up --metrics 9464
       cotenant up --state-dir ./state --queue las --option queue.thresholds=600,3600
       cotenant up --store etcd://10.0.0.1:2379,10.0.0.2:2379 --listen 127.0.0.1:7070
     """
     check_extras("cotenant up", "agent", "server")
+    at_terminal = welcome.set_up_logs(log_format)
     flags = {
         "store": store,
         "gpus": gpus,
         "nodes": nodes,
         "listen": listen,
+        "metrics": metrics,
         "profile": profile,
         "queue": queue,
         "placement": placement,
@@ -164,10 +175,13 @@ def up(
     security_settings = read_security_settings(settings.sections, Flags.of(context), insecure=insecure)
     check_listen(settings.listen, security_settings)
     security_settings = restrict_submitters(security_settings, settings, resolve_state_dir(context))
+    addresses = metrics_endpoints.metrics_addresses(settings.metrics, 1 + settings.nodes)
     file_descriptors.raise_limit()
-    agents = start_agents(settings)
+    if addresses:
+        metrics_endpoints.expose_metrics(*addresses[0])
+    agents = start_agents(settings, addresses[1:])
     mesh = mesh_config(settings, resolve_state_dir(context), read_options(option or ()), security_settings)
-    asyncio.run(run(mesh, agents))
+    asyncio.run(run(mesh, agents, at_terminal=at_terminal))
 
 
 def resolve_state_dir(context: typer.Context) -> Path:
@@ -178,11 +192,15 @@ def resolve_state_dir(context: typer.Context) -> Path:
     return Path(given).absolute() if given else default_state_dir(os.environ)
 
 
-def start_agents(settings: Settings) -> AgentProcesses:
-    """Start this machine's agent processes; their imports run in parallel with those of the services here."""
+def start_agents(settings: Settings, metrics: Sequence[tuple[str, int]] = ()) -> AgentProcesses:
+    """Start this machine's agent processes; their imports run in parallel with those of the services here.
+
+    `metrics` are the addresses at which they serve their metrics, one for each, or none.
+    """
     from cotenant.cli.mesh.agent_processes import AgentProcesses
 
-    return AgentProcesses(node_ids_of(settings))
+    node_ids = node_ids_of(settings)
+    return AgentProcesses(node_ids, dict(zip(node_ids, metrics, strict=False)))
 
 
 def node_ids_of(settings: Settings) -> list[str]:
@@ -260,7 +278,7 @@ def mesh_config(
     )
 
 
-async def run(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
+async def run(config: MeshConfig, agents: AgentProcesses | None = None, *, at_terminal: bool = False) -> None:
     """Run the mesh until a signal stops it, possibly during startup."""
     from cotenant import telemetry
 
@@ -268,7 +286,10 @@ async def run(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    serving, stopping = asyncio.create_task(_serve(config, agents)), asyncio.create_task(stop.wait())
+    serving, stopping = (
+        asyncio.create_task(_serve(config, agents, at_terminal=at_terminal)),
+        asyncio.create_task(stop.wait()),
+    )
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
@@ -281,13 +302,13 @@ async def run(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
         telemetry.shutdown()
 
 
-async def _serve(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
+async def _serve(config: MeshConfig, agents: AgentProcesses | None = None, *, at_terminal: bool = False) -> None:
     """Run the mesh until cancelled. After losing its leadership, as in a store outage, restart it in place."""
     from cotenant.rpc import gc_tuning
 
     gc_tuning.tune_gc()  # all is imported, and nothing loaded yet
     async with running_mesh(config, agents) as mesh:
-        await notify_ready(mesh)
+        await notify_ready(mesh, at_terminal=at_terminal)
         address, why = mesh.address, await mesh.lost()
     while True:
         note(f"the mesh lost its leadership and restarts: {why}")
@@ -371,18 +392,12 @@ def _shares_disk(config: MeshConfig) -> str:
     )
 
 
-async def notify_ready(mesh: EmbeddedMesh) -> None:
-    """Print the mesh's address once its nodes are ready."""
+async def notify_ready(mesh: EmbeddedMesh, *, at_terminal: bool = False) -> None:
+    """Print what runs and how to reach it once the mesh's nodes are ready."""
     from cotenant.rpc.access import default_state_dir
 
-    nodes = await mesh.nodes_ready()
-    for node in nodes:
-        kind = "declared GPUs" if any(gpu.declared for gpu in node.inventory.gpus) else "GPUs"
-        note(f"node {node.id}: {len(node.inventory.gpus)} {kind}, {len(node.inventory.cores)} cores")
-        for sentence in node.inventory.not_enforced:
-            note(f"  not enforced here: {sentence}")
-    if shared := _shares_disk(mesh.config):
-        note(shared)
-    note(f"the mesh is up at {mesh.address}; its state is in {mesh.config.state_dir}")
-    default = "" if mesh.config.state_dir == default_state_dir(os.environ) else f" --state-dir {mesh.config.state_dir}"
-    note(f"try: cotenant submit{default} --gpus 1 --wait -- python3 -c 'print(42)'")
+    nodes, config = await mesh.nodes_ready(), mesh.config
+    options = welcome.options_for(config.state_dir, default_state_dir(os.environ))
+    lines = welcome.terminal_lines if at_terminal else welcome.log_lines
+    for line in lines(config, mesh.address, nodes, options, _shares_disk(config)):
+        note(line)

@@ -174,7 +174,7 @@ def test_arrays_and_jobs_are_changed_together(shell: Shell, add: Add) -> None:
     assert (refused.code, refused.err.split(":")[1].strip()) == (ExitCode.FAILED, "ARRAY_ENDED")
 
 
-@pytest.mark.parametrize("command", [["explain"], ["logs"], ["move"], ["update", "--priority", "high"]])
+@pytest.mark.parametrize("command", [["explain"], ["move"], ["update", "--priority", "high"]])
 def test_commands_for_one_job_name_the_jobs_of_an_array(shell: Shell, add: Add, command: list[str]) -> None:
     array = add("sweep", "3-5")
     told = shell(*command, array)

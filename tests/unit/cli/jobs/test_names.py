@@ -75,7 +75,7 @@ def test_a_name_may_be_that_of_an_array_and_of_one_of_its_jobs(shell: Shell, add
     assert shown(shell, "@last") == array
     assert shown(shell, "sweep_2") == f"{array}_2"
     assert shell("cancel", "sweep").out.startswith(f"{array} ")
-    assert shell("logs", "sweep").err.startswith(f"error: {array} is an array of 4 jobs")
+    assert shell("explain", "sweep").err.startswith(f"error: {array} is an array of 4 jobs")
 
 
 def test_an_id_goes_before_a_name(shell: Shell, add: Jobs) -> None:

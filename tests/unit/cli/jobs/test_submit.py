@@ -302,3 +302,18 @@ def test_the_example_is_printed(shell: Shell) -> None:
     ended = shell("submit", "--example")
     assert ended.code == ExitCode.DONE
     assert "gpus: 1" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("words", "option"), [(("submit", "--cores", "4"), "--cpus"), (("whatif", "--mem=4GiB"), "--memory")]
+)
+def test_options_of_other_schedulers_are_explained(shell: Shell, words: tuple[str, ...], option: str) -> None:
+    told = shell(*words)
+    assert told.code == ExitCode.USAGE
+    assert f"hint: did you mean {option}? See `cotenant {words[0]} --help`" in told.err
+
+
+def test_an_unknown_condition_of_a_dependency_names_those_that_exist(shell: Shell, standin: Standin) -> None:
+    told = shell("submit", "--after", "nope:x", "--", "true")
+    assert told.code == ExitCode.USAGE
+    assert "the conditions before a colon are any, ok, fail, started" in told.err

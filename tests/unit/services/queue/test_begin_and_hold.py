@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 
+import grpc.aio
 import pytest
-from tests.unit.services.mesh import Mesh, running
+from tests.unit.services.mesh import Mesh, running, spec
 
-from cotenant.codec.specs import timestamp
+from cotenant.codec.specs import duration, timestamp
 from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -79,3 +80,21 @@ async def test_a_held_array_waits_until_it_is_resumed(mesh: Mesh) -> None:
     assert (await mesh.job(f"{array}_1")).phase == job_pb2.JOB_PHASE_SUSPENDED
     await mesh.arrays.ResumeArray(array_pb.ResumeArrayRequest(id=array))
     await mesh.reach(f"{array}_0", "RUNNING")
+
+
+async def test_a_forecast_before_submission_heeds_the_begin_time(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    begin = time.time() + LONG_SECONDS
+    later = spec(begin_time=timestamp(begin), expected_duration=duration(60.0), deadline=timestamp(begin + 30.0))
+    answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=later))
+    assert (answer.starts_now, answer.refusal.code) == (False, "BEGIN_TIME")
+    assert answer.outlook == "starts in 83 min at the earliest, at its begin time"
+    assert not answer.allocations
+    (objective,) = answer.objectives
+    assert objective.state in (job_pb2.OBJECTIVE_STATE_AT_RISK, job_pb2.OBJECTIVE_STATE_MISSED)
+    assert objective.value >= begin
+    later.objective_check = job_pb2.OBJECTIVE_CHECK_REQUIRE
+    with pytest.raises(grpc.aio.AioRpcError, match="a required objective is not expected to be kept"):
+        await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=later))
+    later.deadline.CopyFrom(timestamp(begin + LONG_SECONDS))
+    assert (await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=later))).job.id

@@ -18,6 +18,8 @@ from cotenant.rpc.channel import connect
 from cotenant.security import identity
 from cotenant.security.identity import Identity
 from cotenant.security.permissions import Role
+from cotenant.services.queue.jobs.notification_records import NOTIFICATIONS, load_notifications
+from cotenant.services.queue.notifications.rules import NotificationRules
 from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import (
     array_service_pb2_grpc,
@@ -335,3 +337,35 @@ async def test_an_agent_may_act_for_its_own_node_only(mesh: Mesh) -> None:
         call: Any = stub.Connect(iter([hello]))
         assert await refusal(_drained(call)) == "NOT_YOUR_NODE"
     assert "n2" not in mesh.parts["placement"].service.cluster.nodes
+
+
+async def targets(mesh: Mesh, thing_id: str) -> list[str]:
+    entry = await mesh.store.get(NOTIFICATIONS + thing_id)
+    assert entry
+    return list(load_notifications(entry).targets)
+
+
+async def test_a_repeated_job_keeps_the_secrets_of_notifications_for_its_submitter_only() -> None:
+    notifying = replace(BACKFILL, notifications=NotificationRules(b"a key of the mesh's own"))
+    async with running(authenticator=ByName(), queue_config=notifying) as mesh:
+        for name in CALLERS:
+            mesh.channels[name] = connect(f"127.0.0.1:{mesh.ports['queue']}", name)
+        await mesh.agent("n1")
+        target = "https://hooks.example.org/s3cret"
+        hers, his = await submitted(mesh, "ann", notify=[target]), await submitted(mesh, "bob")
+        shown = (await as_(mesh, "ann").GetJob(pb.GetJobRequest(id=hers))).job.spec
+        assert list(shown.notify) == ["https://hooks.example.org/…"]
+        again = (await as_(mesh, "ann").CreateJob(pb.CreateJobRequest(spec=shown, like=hers))).job
+        assert list(again.spec.notify) == list(shown.notify)
+        assert await targets(mesh, again.id) == [target]
+        assert (
+            await refusal(as_(mesh, "abe").CreateJob(pb.CreateJobRequest(spec=shown, like=hers))) == "INVALID_ARGUMENT"
+        )
+        assert await refusal(as_(mesh, "ann").CreateJob(pb.CreateJobRequest(spec=shown, like=his))) == "JOB_NOT_FOUND"
+        array = job_pb2.JobSpec()
+        array.CopyFrom(shown)
+        array.array.ranges.add(last=1)
+        first = (await arrays_as(mesh, "ann").CreateArray(array_pb.CreateArrayRequest(spec=array, like=hers))).array
+        later = array_pb.CreateArrayRequest(spec=array, like=first.id)
+        second = (await arrays_as(mesh, "ann").CreateArray(later)).array
+        assert await targets(mesh, second.id) == [target]
