@@ -356,9 +356,7 @@ class State:
     def _update_running(self, record: Record, *, running: bool) -> None:
         runs = bool(self.table.running(record.id))
         if running and not runs:
-            attempt = record.job.attempt
-            since = attempt.start_time if attempt.HasField("start_time") else attempt.assign_time
-            self.table.start(record.id, specs.seconds(since), borrows=borrows(record))
+            self.table.start(record.id, _running_since(record, time.time()), borrows=borrows(record))
             record.start_prediction = record.prediction
         elif runs and not running:
             self.table.remove(record.id)
@@ -425,6 +423,19 @@ class State:
     def unwatch(self, watcher: Watcher) -> None:
         """Stop watching."""
         self._watchers.pop(watcher, None)
+
+
+def _running_since(record: Record, now: float) -> float:
+    """Return since when a job counts as running, by this process's clock, in unix seconds.
+
+    The attempt's times are from the clocks of other machines. What starts now has not run yet, whatever these say: if
+    they were an hour slow, each start would seem to have run for an hour, and the next waiting job would take its
+    place, for ever.
+    """
+    if record.phase is Phase.STARTING:
+        return now
+    attempt = record.job.attempt
+    return min(now, specs.seconds(attempt.start_time if attempt.HasField("start_time") else attempt.assign_time))
 
 
 def _likeness(spec: JobSpec) -> Hashable:
