@@ -21,7 +21,7 @@ RESOURCES = {  # what calls that read return
     for method in METHODS.values()
     if method.name.startswith(("Get", "List"))
     for one in API.messages[method.response].fields
-    if one.is_message
+    if one.is_message and one.type not in IN_A_QUERY
 }
 
 

@@ -104,7 +104,7 @@ def submit(
         raise usage_error("--like takes no job files", hint="change the earlier job with options")
     defaults = read_user_defaults(os.environ)
     if like:
-        from cotenant.cli.jobs.rerun import find_draft  # few jobs repeat another
+        from cotenant.cli.jobs.earlier_job import find_draft  # few jobs repeat another
 
         draft = find_draft(Flags.of(context), like, job)
         drafts = [draft.submitted_from(None) if empty_workdir else draft]
