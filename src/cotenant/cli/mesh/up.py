@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,6 +42,7 @@ from cotenant.core.policy.profiles import DEFAULT
 if TYPE_CHECKING:  # grpc and the services are imported only when the mesh starts
     from cotenant.cli.mesh.agent_processes import AgentProcesses
     from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig
+    from cotenant.cli.mesh.web_process import Dashboard
 
 RETRY_SECONDS = 1.0
 
@@ -100,6 +101,11 @@ def up(
         float | None,
         typer.Option(metavar="S", help="Half-life of past use in fair sharing; 0: it does not count."),
     ] = None,
+    web: Annotated[bool | None, typer.Option("--web/--no-web", help="Whether to serve the dashboard.")] = None,
+    web_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", max=65535, help="Loopback port of the dashboard; default: a free one."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
     shared_identity: Annotated[
         bool | None,
@@ -126,9 +132,12 @@ def up(
     another mesh or service leads; `cotenant serve` runs several processes on one etcd. While etcd is unreachable, the
     mesh keeps working from memory, and resumes writing afterwards.
 
+    The dashboard is served to this machine only. Its link logs in once; afterwards the browser has a session.
+
     \b
     Examples:
       cotenant up
+      cotenant up --web-port 7080
       cotenant up --gpus fake:4
       cotenant up --profile plain
       cotenant up --state-dir ./state --queue las --option queue.thresholds=600,3600
@@ -140,6 +149,8 @@ def up(
         "gpus": gpus,
         "nodes": nodes,
         "listen": listen,
+        "web": web,
+        "web_port": web_port,
         "profile": profile,
         "queue": queue,
         "placement": placement,
@@ -167,7 +178,7 @@ def up(
     file_descriptors.raise_limit()
     agents = start_agents(settings)
     mesh = mesh_config(settings, resolve_state_dir(context), read_options(option or ()), security_settings)
-    asyncio.run(run(mesh, agents))
+    asyncio.run(run(mesh, agents, settings.web_port if settings.web else None))
 
 
 def resolve_state_dir(context: typer.Context) -> Path:
@@ -260,15 +271,15 @@ def mesh_config(
     )
 
 
-async def run(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
-    """Run the mesh until a signal stops it, possibly during startup."""
+async def run(config: MeshConfig, agents: AgentProcesses | None = None, web_port: int | None = None) -> None:
+    """Run the mesh until a signal stops it, possibly during startup. Without `web_port` there is no dashboard."""
     from cotenant import telemetry
 
     telemetry.setup("cotenant")
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    serving, stopping = asyncio.create_task(_serve(config, agents)), asyncio.create_task(stop.wait())
+    serving, stopping = asyncio.create_task(_serve(config, agents, web_port)), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
@@ -281,13 +292,37 @@ async def run(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
         telemetry.shutdown()
 
 
-async def _serve(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
+async def _serve(config: MeshConfig, agents: AgentProcesses | None = None, web_port: int | None = None) -> None:
+    """Run the mesh and its dashboard until cancelled."""
+    async with AsyncExitStack() as closing:
+        dashboard = None if web_port is None else open_dashboard(config, web_port)
+        if dashboard:
+            closing.push_async_callback(dashboard.close)
+        await _serve_mesh(config, agents, dashboard)
+
+
+def open_dashboard(config: MeshConfig, port: int) -> Dashboard:
+    """Listen for readers of the dashboard.
+
+    Raises:
+        CommandError: the port is in use.
+    """
+    from cotenant.cli.mesh.web_process import Dashboard
+
+    files = config.security_settings.tls_files if config.security_settings else None
+    tls = {name: str(getattr(files, name) or "") for name in ("ca", "cert", "key")} if files else {}
+    return Dashboard(config.state_dir, port, tls)
+
+
+async def _serve_mesh(config: MeshConfig, agents: AgentProcesses | None, dashboard: Dashboard | None) -> None:
     """Run the mesh until cancelled. After losing its leadership, as in a store outage, restart it in place."""
     from cotenant.rpc import gc_tuning
 
     gc_tuning.tune_gc()  # all is imported, and nothing loaded yet
     async with running_mesh(config, agents) as mesh:
         await notify_ready(mesh)
+        if dashboard:
+            note(f"dashboard: {dashboard.link()}")
         address, why = mesh.address, await mesh.lost()
     while True:
         note(f"the mesh lost its leadership and restarts: {why}")
