@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from cotenant.cli import views
 from cotenant.cli.connection import Mesh
@@ -44,21 +44,32 @@ WORDS: Mapping[str, str] = {
 }
 
 
-async def try_requests(mesh: Mesh, job_id: str, wanted: Mapping[str, Any]) -> views.View:
-    """Return what would happen to one more job like this one with other requests; nothing is changed.
+def read_wanted(body: bytes) -> dict[str, float]:
+    """Return the requests to try: any of GPUs, cores and priority.
 
     Raises:
-        InvalidArgument: names the requests that are no numbers.
+        InvalidArgument: it is no JSON object, or names the requests that are no numbers.
     """
-    wrong = [name for name in ("gpus", "cores", "priority") if not _is_number(wanted.get(name, 0))]
-    if wrong:
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, an endless number, or nested too deeply
+        given = None
+    if not isinstance(given, dict):
+        raise InvalidArgument("the body must be a JSON object")
+    wanted = {name: given[name] for name in ("gpus", "cores", "priority") if name in given}
+    if wrong := [name for name, value in wanted.items() if not _is_number(value)]:
         raise InvalidArgument(f"{', '.join(wrong)}: must be a number of at most {NUMBER_MAX}")
+    return wanted
+
+
+async def try_requests(mesh: Mesh, job_id: str, wanted: Mapping[str, float]) -> views.View:
+    """Return what would happen to one more job like this one with other requests; nothing is changed."""
     answer = await mesh.jobs.GetJob(GetJobRequest(id=job_id))
     spec = changed(answer.job.spec, wanted)
     return answer_view(spec.name, await mesh.jobs.SimulateJob(SimulateJobRequest(spec=spec)))
 
 
-def changed(spec: JobSpec, wanted: Mapping[str, Any]) -> JobSpec:
+def changed(spec: JobSpec, wanted: Mapping[str, float]) -> JobSpec:
     """Return a spec with other requests for each replica of its first role, as it could be submitted again."""
     new = JobSpec()
     new.CopyFrom(spec)

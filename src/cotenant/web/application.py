@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +25,12 @@ from cotenant.client.errors import CotenantError, NotFound, PermissionDenied, Un
 from cotenant.codec.errors import from_error
 from cotenant.rpc.access import Access, AccessError
 from cotenant.v1.job_service_pb2 import ListJobsRequest, ReadLogsRequest
-from cotenant.web.actions import ACTIONS, WORDS, try_requests
+from cotenant.web.actions import ACTIONS, WORDS, read_wanted, try_requests
 from cotenant.web.changes import Changes
 from cotenant.web.guards import Guards
 from cotenant.web.log_tail import LogTail
 from cotenant.web.principal import Principal, Principals
-from cotenant.web.rows import to_json
+from cotenant.web.rows import inert_values, to_json
 from cotenant.web.sessions import LIFE_SECONDS, Session, Sessions, new_token, same
 from cotenant.web.streams import ENDED, RETRY, event, follow
 
@@ -166,7 +165,7 @@ class Dashboard:
         job = view["job"]
         ended = job["phase"] in ("succeeded", "failed", "cancelled")
         may_change = not ended and await visit.principal.may_change(job["id"], job["priority"])
-        safe = json.loads(to_json(view))
+        safe = inert_values(view)
         notice = WORDS.get(request.query_params.get("done", ""), "")
         return self.page(
             "job", request, session=visit.session, view=safe, job=safe["job"], may_change=may_change, notice=notice
@@ -270,12 +269,7 @@ class Dashboard:
 
     async def what_if(self, request: Request, visit: Visit) -> Response:
         """What would happen to one more job like this, with other requests."""
-        try:
-            wanted = json.loads(await request.body())
-        except ValueError:
-            wanted = None
-        if not isinstance(wanted, dict):
-            raise HTTPException(400, "the body must be a JSON object")
+        wanted = read_wanted(await request.body())
         job_id = request.path_params["job_id"]
         return _json(await visit.principal.call(lambda mesh: try_requests(mesh, job_id, wanted)))
 

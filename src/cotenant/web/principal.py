@@ -126,7 +126,6 @@ class Principal:
                 self._trouble = command_error(from_error(error)).message
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                     self._on_refused()
-                    return
             await asyncio.sleep(RETRY_SECONDS)
 
     def _put(self, job: Job) -> None:

@@ -25,16 +25,17 @@ Row = dict[str, Any]
 
 def to_json(value: Any) -> str:
     """Return a value as JSON on one line, with all of its texts inert."""
-    return json.dumps(_inert(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
+    return json.dumps(inert_values(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
 
 
-def _inert(value: Any) -> Any:
+def inert_values(value: Any) -> Any:
+    """Return a value with all of its texts inert, and numbers that JSON lacks as None."""
     if isinstance(value, str):
         return inert(value)
     if isinstance(value, Mapping):
-        return {inert(str(name)): _inert(one) for name, one in value.items()}
+        return {inert(str(name)): inert_values(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_inert(one) for one in value]
+        return [inert_values(one) for one in value]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None  # JSON has no such numbers
     return value

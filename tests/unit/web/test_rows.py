@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from cotenant.client.errors import InvalidArgument
 from cotenant.v1.job_pb2 import Attempt, AttemptState, AvoidedNode, Job, JobKind, JobPhase, JobSpec, Refusal, Role
 from cotenant.v1.node_service_pb2 import Node, NodeState
 from cotenant.v1.resources_pb2 import (
@@ -15,7 +18,7 @@ from cotenant.v1.resources_pb2 import (
     ResourceRequest,
     TaskAllocation,
 )
-from cotenant.web.actions import changed
+from cotenant.web.actions import changed, read_wanted
 from cotenant.web.node_fit import node_fits
 from cotenant.web.rows import held, job_row, node_row, to_json
 
@@ -108,3 +111,12 @@ def test_a_what_if_changes_only_what_was_asked_and_drops_what_is_over() -> None:
     assert changed(service, {"gpus": 1}).kind == JobKind.JOB_KIND_INFERENCE
     training = JobSpec(kind=JobKind.JOB_KIND_TRAINING, roles=TWO_GPUS.roles)
     assert changed(training, {"gpus": 0}).kind == JobKind.JOB_KIND_UNSPECIFIED
+
+
+def test_a_what_if_takes_numbers_only() -> None:
+    assert read_wanted(b'{"gpus": 2, "cores": 1.5, "name": "x"}') == {"gpus": 2, "cores": 1.5}
+    for body in (b"", b"[]", b"\xff", b"[" * 100_000, b"1" * 10_000):
+        with pytest.raises(InvalidArgument, match="a JSON object"):
+            read_wanted(body)
+    with pytest.raises(InvalidArgument, match=r"gpus, cores, priority: must be a number"):
+        read_wanted(b'{"gpus": NaN, "cores": true, "priority": 1e9}')

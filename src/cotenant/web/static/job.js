@@ -60,7 +60,7 @@ function showExpected() {
   if (known && eta.draws === 0) lines.push("Estimated from the work ahead of it.");
   if (known && eta.draws > 1) lines.push(`From ${eta.draws} simulated futures.`);
   if (known && eta.confidence !== undefined) lines.push(`The predictor is ${Math.round(100 * eta.confidence)} % sure.`);
-  if (view.estimate?.source && known) lines.push(view.estimate.source);
+  if (view.estimate?.source && known && eta.verb === "ends") lines.push(sentence(view.estimate.source));
   if (view.position) lines.push(`Place ${view.position} of ${view.waiting} waiting.`);
   say($("eta-sure"), lines.join(" "));
 }
@@ -182,7 +182,7 @@ function openLog() {
   logAttempt = view.job.attempt.number;
   const rank = $("rank").value;
   source = new EventSource(`/events/jobs/${base}/logs${rank ? `?rank=${rank}` : ""}`);
-  source.addEventListener("begin", () => { fresh = true; say($("log-state"), "live"); });
+  source.addEventListener("begin", () => { fresh = true; say($("log-state"), "live; nothing written so far"); });
   source.addEventListener("lines", (event) => add(JSON.parse(event.data)));
   source.addEventListener("end", (event) => {
     closeLog();
@@ -197,7 +197,7 @@ function openLog() {
 function closeLog() { source?.close(); source = null; }
 
 function add(batch) {
-  if (fresh) { fresh = false; log.replaceChildren(); }
+  if (fresh) { fresh = false; log.replaceChildren(); say($("log-state"), "live"); }
   begun.remove();
   const lines = document.createDocumentFragment();
   if (batch.dropped) lines.append(el("div", { class: "mark" }, `… ${plural(batch.dropped, "line")} left out: the output is faster than this page`));
