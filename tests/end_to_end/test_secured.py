@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.end_to_end.commands import COTENANT, Cli, Outcome, environment_of
+from tests.end_to_end.test_dashboard import Http
 from tests.end_to_end.waiting import until
 from tests.support.etcd_server import free_ports
 
@@ -80,5 +82,26 @@ def test_a_cluster_with_certificates_serves_only_known_subjects(lab: Lab) -> Non
         assert lab.at(endpoint, bob, "jobs", "--all").out == ""
         assert "ROLE_MAY_NOT" in lab.at(endpoint, bob, "drain", "n1", code=1).err
         assert lab.at(endpoint, "operator/ann", "status").out.count("1 of 1 serving") == len(SERVICES)
+    check_dashboard(lab)
     audit = lab.cli("audit").out
     assert all(word in audit for word in ("CreateJob", SUBMITTER, "DrainNode", "ROLE_MAY_NOT", "agent/n1"))
+
+
+def check_dashboard(lab: Lab) -> None:
+    """It serves HTTPS, and calls as its readers: never by its own certificate, which may do anything."""
+    (port,) = free_ports(1)
+    made = lab.cli("tokens", "create", "--role", "viewer", "--name", "vic", "--tenant", "a").out.split()[-1]
+    lab.start("web", *lab.shown("service/web", "127.0.0.1"), "--listen", f"127.0.0.1:{port}", "--address", "127.0.0.1")
+    log = lab.directory / "web.log"
+    base = f"https://127.0.0.1:{port}"
+    until(lambda: f"web serves at {base}/" in log.read_text(), "the dashboard serves")
+    assert "token=" not in log.read_text()  # nobody logs in with the mesh's token
+    browser = Http(base, ssl.create_default_context(cafile=str(lab.authority.cert_path)))
+    for wrong in ("x" * 43, made[:-1]):
+        assert browser("/login", {"csrf": browser.csrf("/login"), "token": wrong})[0] == 403
+    browser.log_in(made)
+    [cookie] = [one for one in browser.jar if "login" not in one.name]
+    assert (cookie.secure, cookie.name) == (True, f"__Host-cotenant-{port}")
+    rows = next(data["rows"] for name, data in browser.events("/events/jobs") if name == "jobs" and data["rows"])
+    assert [(row["tenant"], row["phase"]) for row in rows] == [("a", "succeeded")]
+    assert browser("/", Host="evil.example")[0] == 421

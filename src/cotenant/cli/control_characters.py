@@ -12,6 +12,7 @@ import re
 UNPRINTABLE = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")  # beside the C0 controls
 
 _NEUTRALIZED = re.compile(f"(\x1b\\[[0-9;]{{0,32}}m)|[\x00-\x07\x0b\x0c\x0e-\x1f]|{UNPRINTABLE.pattern}")
+_CONTROLS = re.compile(f"[\x00-\x1f]|{UNPRINTABLE.pattern}")
 _UNFINISHED = re.compile("\x1b(\\[[0-9;]{0,32})?\\Z")
 
 
@@ -50,8 +51,19 @@ def _shown(text: str) -> bytes:
     return _NEUTRALIZED.sub(_replacement, text).encode()
 
 
+def inert(text: str) -> str:
+    r"""Return a text with all of its control characters shown; also those that only a line or a terminal may have.
+
+    >>> inert("\x1b[1mbold\n\u202etxt.exe")
+    '^[[1mbold^J<U+202E>txt.exe'
+    """
+    return _CONTROLS.sub(lambda found: _picture(found[0]), text)
+
+
 def _replacement(found: re.Match[str]) -> str:
-    if found[1]:
-        return found[1]
-    code = ord(found[0])
+    return found[1] or _picture(found[0])
+
+
+def _picture(char: str) -> str:
+    code = ord(char)
     return f"^{chr(code + 64)}" if code < 32 else f"<U+{code:04X}>"

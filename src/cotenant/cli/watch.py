@@ -44,6 +44,7 @@ class JobChanges:
         self._known: dict[str, int] = {}  # by job: what was yielded last, hashed
         self._unseen: set[str] = set()  # known jobs that a watch that began anew has not sent so far
         self._caught_up = True
+        self.synced = False  # whether the present state has been received, and changes of it are followed
 
     async def changes(self) -> AsyncIterator[Job | Removed]:
         """Yield each matching job, then each change, until the watch ends.
@@ -61,6 +62,7 @@ class JobChanges:
                         retry.reset()
                 return
             except grpc.aio.AioRpcError as error:
+                self.synced = False
                 if self._request.after_revision and from_error(error).reason in TOO_OLD:
                     self._request.after_revision = ""
                 else:
@@ -81,7 +83,7 @@ class JobChanges:
         found += map(Removed, response.removed_job_ids)
         if response.synced:
             found += [Removed(job_id) for job_id in sorted(self._unseen)]
-            self._caught_up = True
+            self._caught_up = self.synced = True
         self._request.after_revision = response.revision or self._request.after_revision
         return [one for one in found if not isinstance(one, Removed) or self._forget(one.id)]
 

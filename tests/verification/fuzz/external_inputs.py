@@ -30,6 +30,7 @@ from cotenant.cli.jobs import estimate_view as estimate_view_module
 from cotenant.cli.jobs import explain, failures, list_jobs, show
 from cotenant.cli.mesh import policies, replicas, tenants
 from cotenant.cli.nodes import incidents, nodes
+from cotenant.client.errors import InvalidArgument
 from cotenant.codec import errors
 from cotenant.codec.errors import Problem, Violation
 from cotenant.history import recording
@@ -47,7 +48,12 @@ from cotenant.security.subjects import Subject
 from cotenant.storage.v1 import records_pb2
 from cotenant.store.open import open_raw, tls_of
 from cotenant.store.port import Change, Changes, StoreUnavailable
+from cotenant.v1.job_pb2 import JobSpec
 from cotenant.v1.process_service_pb2 import GetProcessResponse
+from cotenant.web.actions import changed, read_wanted
+from cotenant.web.log_tail import LogTail
+from cotenant.web.rows import to_json
+from cotenant.web.streams import positions
 
 KEPT_RUN = (
     b'{"key": "ab", "case": "x", "processor_seconds": 1.5, "values": {"jct": 2.5}, "series": {"a": [1, 2.5]}}\n'
@@ -87,6 +93,7 @@ def targets() -> Iterator[Target]:
     )
     yield Target("history", file_target("history", _history, (EVENT * 2,)), (ValueError,))
     yield Target("commits", _commits, (ValueError, DecodeError))
+    yield Target("dashboard requests", _dashboard, (InvalidArgument,), in_loop=True)
 
 
 # What clients hear -------------------------------------------------------------------------------------------------
@@ -239,6 +246,25 @@ def _stores(directory: Path) -> Prepared:
             loop.run_until_complete(opened(url))
 
     return Prepared(run, STORES)
+
+
+def _dashboard(directory: Path) -> Prepared:
+    """What pages send, and the output of jobs that they show."""
+
+    def run(data: bytes) -> None:
+        positions(data.decode(errors="replace"))
+        tail = LogTail()
+        for piece in data.split(b"|"):
+            tail.feed(len(piece) % 2, piece)
+        shown = to_json(tail.take())
+        assert shown.isprintable(), shown
+        spec = JobSpec()
+        spec.roles.add()
+        changed(spec, read_wanted(data))
+
+    return Prepared(
+        run, (b'{"gpus": 2, "cores": 3, "priority": -1}', b"jobs=a1-7,meta=b2-9", b"\x1b[31mred\r\n|\xc2\x9b")
+    )
 
 
 # Providers and authorities -----------------------------------------------------------------------------------------

@@ -80,6 +80,10 @@ OF_CALLER = "a pickle from the caller's own job, which runs as the caller"
 EXCUSED = {
     "src/cotenant/cli/mesh/demo_programs/gang.py:exchange": "the demo's own replicas talk to each other",
     "src/cotenant/fail_points.py:_Directory.on_reach": "only tests arm fail points",
+    "src/cotenant/cli/mesh/web_process.py:bind": "binds a port, receives nothing",
+    "src/cotenant/web/__main__.py:main": "its argument is written only by `up` and `serve`",
+    "src/cotenant/web/__main__.py:_serve": "takes over a listening socket; uvicorn reads from it",
+    "src/cotenant/web/__main__.py:_end_with_parent.<locals>.read": "detects the end of its input, ignores the rest",
     "src/cotenant/cli/mesh/readiness.py:notify_ready": "sends, receives nothing",
     "src/cotenant/file_descriptors.py:Spare.refill": OF_DEV_NULL,
     "src/cotenant/rpc/connections.py:Connections.run": OF_DEV_NULL,

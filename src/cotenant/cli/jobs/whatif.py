@@ -54,12 +54,16 @@ def whatif(
     drafts = read_whatif_drafts(files or [], job, time.time())
     answers = with_mesh(Flags.of(context), lambda mesh: _simulated(mesh, drafts))
     if as_json:
-        views.print_json([_view(draft, answer) for draft, answer in zip(drafts, answers, strict=True)])
+        views.print_json([answer_view(draft.spec.name, answer) for draft, answer in zip(drafts, answers, strict=True)])
         return
     alone = len(drafts) == 1
     for draft, answer in zip(drafts, answers, strict=True):
         print_card(
-            [*_card(_view(draft, answer), answer), *(_effects_on_others(answer) if alone else ()), *_places(answer)]
+            [
+                *_card(answer_view(draft.spec.name, answer), answer),
+                *(_effects_on_others(answer) if alone else ()),
+                *_places(answer),
+            ]
         )
         if not alone:
             print()
@@ -89,9 +93,10 @@ async def _problems(mesh: Mesh, drafts: list[Draft]) -> AsyncIterator[tuple[Draf
             yield draft, from_error(error)
 
 
-def _view(draft: Draft, answer: SimulateJobResponse) -> views.View:
+def answer_view(name: str, answer: SimulateJobResponse) -> views.View:
+    """Return the answer for a job of this name, as `--json` prints it."""
     return {
-        "name": draft.spec.name,
+        "name": name,
         "starts_now": answer.starts_now,
         "position": answer.position or None,
         "allocations": [views.allocation_view(one) for one in answer.allocations],

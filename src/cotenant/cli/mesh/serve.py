@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from cotenant import file_descriptors
 from cotenant.cli.annotations import typer
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
     from cotenant.rpc.endpoints import Endpoints
 
 PORTS = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}
-SERVICES = (*PORTS, "agent")
+WEB_PORT = 7074
+SERVICES = (*PORTS, "agent", "web")
 
 
 def register(app: typer.Typer) -> None:
@@ -132,7 +134,7 @@ def serve(
         list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Policy option; repeatable.")
     ] = None,
 ) -> None:
-    """Run one service of the mesh in the foreground: queue, placement, predictor, contention or agent.
+    """Run one service of the mesh in the foreground: queue, placement, predictor, contention, agent or web.
 
     All services share a token, from COTENANT_TOKEN or from the file `token` in the state directory, which the first
     service creates. Without --listen they listen on loopback ports 7070 (queue), 7071 (placement), 7072 (predictor) and
@@ -146,12 +148,16 @@ def serve(
     Serving other machines needs TLS: --tls-ca, --tls-cert and --tls-key, or [tls] in the settings. Certificates then
     authenticate every part and no token is needed; create them with `cotenant certs`.
 
+    web is the dashboard, on loopback port 7074 without --listen. Its readers log in with their own API tokens, and see
+    and do what those allow. With a certificate it serves HTTPS.
+
     \b
     Examples:
       cotenant serve placement --metrics 127.0.0.1:9464
       cotenant serve queue --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7070 --address 10.0.0.5 --config head.toml
       cotenant serve predictor --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7082 --follow 10.0.0.5:7072 --insecure
       cotenant serve agent --endpoints 'placement=10.0.0.5:7071|10.0.0.6:7071' --gpus auto
+      cotenant serve web --endpoints queue=10.0.0.5:7070 --listen 0.0.0.0:7074 --address head.example.org
     """
     if service not in SERVICES:
         raise usage_error(
@@ -181,7 +187,7 @@ def serve(
         settings=settings,
         options=merged(settings.options, read_options(option or ())),
         state_dir=state_dir,
-        listen=listen or f"127.0.0.1:{PORTS.get(service, 0)}",
+        listen=listen or f"127.0.0.1:{PORTS.get(service, WEB_PORT if service == 'web' else 0)}",
         store_url=_store_url(store or settings.store, state_dir, service),
         token=os.environ.get("COTENANT_TOKEN", "") if security_settings.mutual else _token(state_dir),
         security_settings=security_settings,
@@ -190,6 +196,8 @@ def serve(
     )
     for address_of_metrics in addresses:
         metrics_endpoints.expose_metrics(*address_of_metrics)
+    if service == "web":
+        _web(setup)
     if service == "agent":
         part = _cpus(cpus), _memory(memory)
         work = _agent(setup, node or node_name(), gpus or settings.gpus, part, address)
@@ -198,11 +206,38 @@ def serve(
     asyncio.run(_until_signal(work))
 
 
+def _web(setup: ServiceSetup) -> NoReturn:
+    """Become the process of the dashboard."""
+    from cotenant.cli.mesh import login_links, web_process
+    from cotenant.rpc.endpoints import host_and_port
+
+    files, endpoints = setup.security_settings.tls_files, _endpoints(setup)
+    listening = web_process.bind(*host_and_port(setup.listen))
+    listening.set_inheritable(True)
+    https = bool(files and files.cert and files.key)
+    settings = {
+        "fd": listening.fileno(),
+        "state_dir": str(setup.state_dir),
+        "endpoint": ",".join(f"{name}={address}" for name, address in endpoints._asdict().items() if address),
+        "names": [name for name in (setup.address, socket.gethostname(), socket.getfqdn()) if name],
+        "https": https,
+        **({name: str(getattr(files, name) or "") for name in ("ca", "cert", "key")} if files else {}),
+    }
+    host, port = setup.listen.rpartition(":")[0], listening.getsockname()[1]
+    url = f"{'https' if https else 'http'}://{setup.address or host}:{port}/"
+    note(f"web serves at {url}")
+    if setup.token and not setup.security_settings.mutual and not os.environ.get("COTENANT_TOKEN"):
+        note(f"dashboard: {url}login?token={login_links.mint(setup.state_dir)}")
+    notify_ready()
+    command = web_process.command(settings)
+    os.execv(command[0], command)
+
+
 def _store_url(store: str, state_dir: Path, service: str) -> str:
     """Return the store URL; for a file in the state directory, create the directory."""
     from cotenant.rpc.access import AccessError, ensure_private
 
-    if store != "sqlite" or service == "agent":
+    if store != "sqlite" or service in ("agent", "web"):
         return store
     try:
         ensure_private(state_dir)

@@ -38,6 +38,8 @@ class Settings:
 
     listen: str = "127.0.0.1:0"
     metrics: str = ""
+    web: bool = True
+    web_port: int = 0
     store: str = "sqlite"
     store_quota_bytes: int = 0
     disk_reserve_bytes: int = 128 * 2**20

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,6 +43,7 @@ from cotenant.core.policy.profiles import DEFAULT
 if TYPE_CHECKING:  # grpc and the services are imported only when the mesh starts
     from cotenant.cli.mesh.agent_processes import AgentProcesses
     from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig
+    from cotenant.cli.mesh.web_process import Dashboard
 
 RETRY_SECONDS = 1.0
 
@@ -102,6 +103,11 @@ def up(
         float | None,
         typer.Option(metavar="S", help="Half-life of past use in fair sharing; 0: it does not count."),
     ] = None,
+    web: Annotated[bool | None, typer.Option("--web/--no-web", help="Whether to serve the dashboard.")] = None,
+    web_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", max=65535, help="Loopback port of the dashboard; default: a free one."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
     shared_identity: Annotated[
         bool | None,
@@ -134,9 +140,12 @@ def up(
 
     With --metrics PORT the services' metrics are at that port, and those of the agents at the ports after it.
 
+    The dashboard is served to this machine only. Its link logs in once; afterwards the browser has a session.
+
     \b
     Examples:
       cotenant up
+      cotenant up --web-port 7080
       cotenant up --gpus fake:4
       cotenant up --profile plain
       cotenant up --metrics 9464
@@ -151,6 +160,8 @@ def up(
         "nodes": nodes,
         "listen": listen,
         "metrics": metrics,
+        "web": web,
+        "web_port": web_port,
         "profile": profile,
         "queue": queue,
         "placement": placement,
@@ -181,7 +192,7 @@ def up(
         metrics_endpoints.expose_metrics(*addresses[0])
     agents = start_agents(settings, addresses[1:])
     mesh = mesh_config(settings, resolve_state_dir(context), read_options(option or ()), security_settings)
-    asyncio.run(run(mesh, agents, at_terminal=at_terminal))
+    asyncio.run(run(mesh, agents, settings.web_port if settings.web else None, at_terminal=at_terminal))
 
 
 def resolve_state_dir(context: typer.Context) -> Path:
@@ -278,8 +289,10 @@ def mesh_config(
     )
 
 
-async def run(config: MeshConfig, agents: AgentProcesses | None = None, *, at_terminal: bool = False) -> None:
-    """Run the mesh until a signal stops it, possibly during startup."""
+async def run(
+    config: MeshConfig, agents: AgentProcesses | None = None, web_port: int | None = None, *, at_terminal: bool = False
+) -> None:
+    """Run the mesh until a signal stops it, possibly during startup. Without `web_port` there is no dashboard."""
     from cotenant import telemetry
 
     telemetry.setup("cotenant")
@@ -287,7 +300,7 @@ async def run(config: MeshConfig, agents: AgentProcesses | None = None, *, at_te
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     serving, stopping = (
-        asyncio.create_task(_serve(config, agents, at_terminal=at_terminal)),
+        asyncio.create_task(_serve(config, agents, web_port, at_terminal=at_terminal)),
         asyncio.create_task(stop.wait()),
     )
     try:
@@ -302,13 +315,41 @@ async def run(config: MeshConfig, agents: AgentProcesses | None = None, *, at_te
         telemetry.shutdown()
 
 
-async def _serve(config: MeshConfig, agents: AgentProcesses | None = None, *, at_terminal: bool = False) -> None:
+async def _serve(
+    config: MeshConfig, agents: AgentProcesses | None = None, web_port: int | None = None, *, at_terminal: bool = False
+) -> None:
+    """Run the mesh and its dashboard until cancelled."""
+    async with AsyncExitStack() as closing:
+        dashboard = None if web_port is None else open_dashboard(config, web_port)
+        if dashboard:
+            closing.push_async_callback(dashboard.close)
+        await _serve_mesh(config, agents, dashboard, at_terminal=at_terminal)
+
+
+def open_dashboard(config: MeshConfig, port: int) -> Dashboard:
+    """Listen for readers of the dashboard.
+
+    Raises:
+        CommandError: the port is in use.
+    """
+    from cotenant.cli.mesh.web_process import Dashboard
+
+    files = config.security_settings.tls_files if config.security_settings else None
+    tls = {name: str(getattr(files, name) or "") for name in ("ca", "cert", "key")} if files else {}
+    return Dashboard(config.state_dir, port, tls)
+
+
+async def _serve_mesh(
+    config: MeshConfig, agents: AgentProcesses | None, dashboard: Dashboard | None, *, at_terminal: bool
+) -> None:
     """Run the mesh until cancelled. After losing its leadership, as in a store outage, restart it in place."""
     from cotenant.rpc import gc_tuning
 
     gc_tuning.tune_gc()  # all is imported, and nothing loaded yet
     async with running_mesh(config, agents) as mesh:
         await notify_ready(mesh, at_terminal=at_terminal)
+        if dashboard:
+            note(f"dashboard: {dashboard.link()}")
         address, why = mesh.address, await mesh.lost()
     while True:
         note(f"the mesh lost its leadership and restarts: {why}")

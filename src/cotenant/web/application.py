@@ -1,0 +1,393 @@
+"""The dashboard as an ASGI application: its pages, their streams, and what may be done there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import grpc.aio
+import jinja2
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from cotenant.client.errors import CotenantError, NotFound, PermissionDenied, Unauthenticated, Unavailable
+from cotenant.codec.errors import from_error
+from cotenant.rpc.access import Access, AccessError
+from cotenant.v1.job_service_pb2 import ListJobsRequest, ReadLogsRequest
+from cotenant.web.actions import ACTIONS, WORDS, read_wanted, try_requests
+from cotenant.web.changes import Changes
+from cotenant.web.guards import Guards
+from cotenant.web.log_tail import LogTail
+from cotenant.web.principal import Principal, Principals
+from cotenant.web.rows import inert_values, to_json
+from cotenant.web.sessions import LIFE_SECONDS, Session, Sessions, new_token, same
+from cotenant.web.streams import ENDED, RETRY, event, follow
+
+HERE = Path(__file__).parent
+FORECASTS_MAX = 60  # per request
+LOG_TAIL_BYTES = 256 * 1024
+LOG_FLUSH_SECONDS = 0.15
+LOGIN_PAUSE_SECONDS = 0.5  # after a wrong token
+STREAM = "text/event-stream"
+GONE = {"error": "your session has ended; log in again"}
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the dashboard is served, and how it reaches the mesh."""
+
+    access_of: Callable[[str], Access]  # by API token
+    redeem: Callable[[str], str] = field(default=lambda token: "")  # the API token of a login link; "" for a wrong one
+    port: int = 0
+    https: bool = False
+    names: Sequence[str] = ()  # of this machine, beside its addresses
+    token_hint: str = ""  # where the reader finds an API token
+    clock: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request of a logged-in browser."""
+
+    session: Session
+    principal: Principal
+    cookie: str
+
+
+class Dashboard:
+    """The pages of a site, and its sessions."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.sessions = Sessions(site.clock)
+        self.principals = Principals(site.access_of, self.sessions.end_all_of)
+        self.templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined
+        )
+        prefix = "__Host-" if site.https else ""  # cookies do not tell ports apart
+        self.cookie, self.login_cookie = f"{prefix}cotenant-{site.port}", f"{prefix}cotenant-login-{site.port}"
+
+    def page(self, name: str, request: Request, code: int = 200, **values: Any) -> HTMLResponse:
+        """Return a page."""
+        session = values.pop("session", None)
+        values = {"csrf": session.csrf if session else "", "path": request.url.path, "notice": "", **values}
+        return HTMLResponse(self.templates.get_template(f"{name}.html").render(values), code)
+
+    def set_cookie(self, response: Response, name: str, value: str, seconds: float = LIFE_SECONDS) -> None:
+        """Set a cookie that scripts cannot read and other sites do not send."""
+        response.set_cookie(
+            name, value, max_age=int(seconds), httponly=True, samesite="strict", secure=self.site.https, path="/"
+        )
+
+    def visit(self, request: Request) -> Visit | None:
+        """Return the visit; None if the browser is not logged in, or no longer."""
+        cookie = request.cookies.get(self.cookie, "")
+        session = self.sessions.find(cookie)
+        return Visit(session, self.principals.of(session.api_token), cookie) if session else None
+
+    # Login ----------------------------------------------------------------------------------------------------------
+
+    async def login(self, request: Request) -> Response:
+        """Log in by a link, once, or by an API token."""
+        if request.method == "GET":
+            token = request.query_params.get("token", "")
+            if not token:
+                return self.login_page(request)
+            api_token = self.site.redeem(token)
+            if not api_token:
+                words = "This link has been used or has expired: each logs in once. Log in with an API token instead."
+                return self.login_page(request, words, 403)
+            return self._logged_in(api_token)
+        form = await _form(request)
+        if not same(form.get("csrf", ""), request.cookies.get(self.login_cookie, "")):
+            return self.login_page(request, "The form was too old. Try again.", 403)
+        api_token = form.get("token", "").strip()
+        if words := await self._refusal_of(api_token):
+            await self.principals.forget(api_token)
+            await asyncio.sleep(LOGIN_PAUSE_SECONDS)
+            return self.login_page(request, words, 403)
+        return self._logged_in(api_token)
+
+    def login_page(self, request: Request, words: str = "", code: int = 200) -> Response:
+        """Return the page with the form for an API token."""
+        csrf = new_token()
+        response = self.page("login", request, code, words=words, token_hint=self.site.token_hint, csrf=csrf)
+        self.set_cookie(response, self.login_cookie, csrf, 3600)
+        return response
+
+    async def _refusal_of(self, api_token: str) -> str:
+        """Return why an API token is not accepted; "" if it is."""
+        if not api_token or not api_token.isascii() or not api_token.isprintable() or " " in api_token:
+            return "That is not an API token."
+        try:
+            await self.principals.of(api_token).call(lambda mesh: mesh.jobs.ListJobs(ListJobsRequest(page_size=1)))
+        except Unauthenticated:
+            return "The mesh does not know this token, or it has expired."
+        except PermissionDenied:
+            return "This token may not read jobs."
+        except (CotenantError, AccessError) as error:
+            return str(error)
+        return ""
+
+    def _logged_in(self, api_token: str) -> Response:
+        response = RedirectResponse("/", 303)
+        self.set_cookie(response, self.cookie, self.sessions.create(api_token))
+        response.delete_cookie(self.login_cookie, path="/", secure=self.site.https, httponly=True, samesite="strict")
+        return response
+
+    async def logout(self, request: Request, visit: Visit) -> Response:
+        """End the session."""
+        self.sessions.end(visit.cookie)
+        response = RedirectResponse("/login", 303)
+        response.delete_cookie(self.cookie, path="/", secure=self.site.https, httponly=True, samesite="strict")
+        return response
+
+    # Pages ----------------------------------------------------------------------------------------------------------
+
+    async def jobs(self, request: Request, visit: Visit) -> Response:
+        """The list of jobs."""
+        return self.page("jobs", request, session=visit.session)
+
+    async def job(self, request: Request, visit: Visit) -> Response:
+        """One job."""
+        view = await visit.principal.explain(request.path_params["job_id"])
+        job = view["job"]
+        ended = job["phase"] in ("succeeded", "failed", "cancelled")
+        may_change = not ended and await visit.principal.may_change(job["id"], job["priority"])
+        safe = inert_values(view)
+        notice = WORDS.get(request.query_params.get("done", ""), "")
+        return self.page(
+            "job", request, session=visit.session, view=safe, job=safe["job"], may_change=may_change, notice=notice
+        )
+
+    async def cluster(self, request: Request, visit: Visit) -> Response:
+        """The nodes."""
+        return self.page("cluster", request, session=visit.session)
+
+    async def mesh(self, request: Request, visit: Visit) -> Response:
+        """The services."""
+        return self.page("mesh", request, session=visit.session)
+
+    # Streams --------------------------------------------------------------------------------------------------------
+
+    def stream(self, request: Request, visit: Visit, tables: dict[str, Changes]) -> Response:
+        """Return a stream of tables, from where the page was."""
+        seen = request.headers.get("last-event-id") or request.query_params.get("after", "")
+
+        async def events() -> AsyncIterator[str]:
+            with visit.principal.reading():
+                async for text in follow(tables, seen, lambda: self.is_alive(visit)):
+                    yield text
+
+        return StreamingResponse(events(), media_type=STREAM)
+
+    def is_alive(self, visit: Visit) -> bool:
+        """Return whether the session of a visit goes on."""
+        return self.sessions.find(visit.cookie) is visit.session
+
+    async def jobs_events(self, request: Request, visit: Visit) -> Response:
+        """The jobs as they change."""
+        return self.stream(request, visit, {"jobs": visit.principal.jobs, "meta": visit.principal.meta})
+
+    async def cluster_events(self, request: Request, visit: Visit) -> Response:
+        """The nodes as they change."""
+        return self.stream(request, visit, {"nodes": visit.principal.nodes, "meta": visit.principal.meta})
+
+    async def mesh_events(self, request: Request, visit: Visit) -> Response:
+        """The state of the mesh as it changes."""
+        return self.stream(request, visit, {"meta": visit.principal.meta})
+
+    async def job_events(self, request: Request, visit: Visit) -> Response:
+        """One job as it changes."""
+        job_id, principal = request.path_params["job_id"], visit.principal
+        await principal.explain(job_id)  # of another tenant: 404
+
+        async def events() -> AsyncIterator[str]:
+            with principal.reading():
+                async with principal.story(job_id) as story:
+                    tables = {"job": story.job, "samples": story.samples, "meta": principal.meta}
+                    seen = request.headers.get("last-event-id") or request.query_params.get("after", "")
+                    async for text in follow(tables, seen, lambda: self.is_alive(visit)):
+                        yield text
+
+        return StreamingResponse(events(), media_type=STREAM)
+
+    async def logs(self, request: Request, visit: Visit) -> Response:
+        """The output of a job: its end, then what is added. A stream that was cut begins anew, and says so."""
+        job_id, rank = request.path_params["job_id"], request.query_params.get("rank", "")
+        await visit.principal.explain(job_id)
+        asked = ReadLogsRequest(id=job_id, follow=True, tail_bytes=LOG_TAIL_BYTES)
+        if rank.isascii() and rank.isdigit() and len(rank) < 7:
+            asked.rank = int(rank)
+        return StreamingResponse(self._log_events(visit, asked), media_type=STREAM)
+
+    async def _log_events(self, visit: Visit, asked: ReadLogsRequest) -> AsyncIterator[str]:
+        tail, ended = LogTail(), ""
+        yield RETRY + event("begin", "{}")
+
+        async def read() -> str:
+            try:
+                async for piece in visit.principal.mesh.jobs.ReadLogs(asked):
+                    tail.feed(piece.rank, piece.data)
+            except grpc.aio.AioRpcError as error:
+                return from_error(error).message
+            return ""
+
+        reading = asyncio.create_task(read())
+        try:
+            while self.is_alive(visit):
+                finished = reading.done()
+                if batch := tail.take():
+                    yield event("lines", to_json(batch))
+                if finished:
+                    ended = reading.result()
+                    yield event("end", to_json({"why": ended}))
+                    return
+                await asyncio.wait({reading}, timeout=LOG_FLUSH_SECONDS)
+            yield ENDED
+        finally:
+            reading.cancel()
+
+    # Questions and actions ------------------------------------------------------------------------------------------
+
+    async def forecasts(self, request: Request, visit: Visit) -> Response:
+        """When some jobs will start and finish."""
+        ids = [one for one in request.query_params.get("ids", "").split(",") if one][:FORECASTS_MAX]
+        found = await asyncio.gather(*(visit.principal.forecast(one) for one in ids))
+        return _json(dict(zip(ids, found, strict=True)))
+
+    async def what_if(self, request: Request, visit: Visit) -> Response:
+        """What would happen to one more job like this, with other requests."""
+        wanted = read_wanted(await request.body())
+        job_id = request.path_params["job_id"]
+        return _json(await visit.principal.call(lambda mesh: try_requests(mesh, job_id, wanted)))
+
+    async def act(self, request: Request, visit: Visit) -> Response:
+        """Cancel, suspend or resume a job."""
+        job_id, name = request.path_params["job_id"], request.path_params["action"]
+        if name not in ACTIONS:
+            raise HTTPException(404)
+        await visit.principal.call(lambda mesh: ACTIONS[name](mesh, job_id))
+        return RedirectResponse(f"{request.url.path.rpartition('/')[0]}?done={name}", 303)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Return the fields of a form, as browsers send those without files."""
+    return dict(parse_qsl((await request.body()).decode(errors="replace"), max_num_fields=20))
+
+
+def _json(value: Any) -> Response:
+    return Response(to_json(value), media_type="application/json")
+
+
+def wants_page(request: Request) -> bool:
+    """Return whether an answer is shown to a reader, not to a script of ours."""
+    return not request.url.path.startswith(("/api/", "/events/"))
+
+
+class Static(StaticFiles):
+    """Our files, which browsers keep but ask for: they change with the version."""
+
+    def file_response(self, *arguments: Any, **named: Any) -> Response:
+        """Return a file."""
+        response = super().file_response(*arguments, **named)
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+
+def application(site: Site) -> ASGIApp:
+    """Return the application of a site."""
+    board = Dashboard(site)
+
+    def guarded(handler: Callable[[Request, Visit], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            visit = board.visit(request)
+            if visit is None:
+                if not wants_page(request):
+                    return JSONResponse(GONE, 401)
+                words = "Your session has ended. Log in again." if request.cookies.get(board.cookie) else ""
+                return board.login_page(request, words, 401)
+            if request.method == "POST" and not await _has_csrf(request, visit.session):
+                raise HTTPException(403, "The form was too old. Open the page again.")
+            return await handler(request, visit)
+
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        dropping = asyncio.create_task(board.principals.drop_idle())
+        try:
+            yield
+        finally:
+            dropping.cancel()
+            await board.principals.close()
+
+    routes = [
+        Route("/", guarded(board.jobs)),
+        Route("/login", board.login, methods=["GET", "POST"]),
+        Route("/logout", guarded(board.logout), methods=["POST"]),
+        Route("/cluster", guarded(board.cluster)),
+        Route("/mesh", guarded(board.mesh)),
+        Route("/jobs/{job_id}", guarded(board.job)),
+        Route("/jobs/{job_id}/{action}", guarded(board.act), methods=["POST"]),
+        Route("/api/forecasts", guarded(board.forecasts)),
+        Route("/api/jobs/{job_id}/whatif", guarded(board.what_if), methods=["POST"]),
+        Route("/events/jobs", guarded(board.jobs_events)),
+        Route("/events/cluster", guarded(board.cluster_events)),
+        Route("/events/mesh", guarded(board.mesh_events)),
+        Route("/events/jobs/{job_id}", guarded(board.job_events)),
+        Route("/events/jobs/{job_id}/logs", guarded(board.logs)),
+        Mount("/static", Static(directory=HERE / "static")),
+    ]
+    handlers: Any = {
+        HTTPException: board_error(board),
+        CotenantError: board_error(board),
+        AccessError: board_error(board),
+    }
+    return Guards(Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers), site.names)
+
+
+async def _has_csrf(request: Request, session: Session) -> bool:
+    given = request.headers.get("x-csrf-token") or (await _form(request)).get("csrf", "")
+    return same(given, session.csrf)
+
+
+def board_error(board: Dashboard) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Return the handler of errors: a page for readers, JSON for scripts."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        status, words = _in_words(error)
+        visit = board.visit(request)
+        if isinstance(error, Unauthenticated) and visit:
+            board.sessions.end_all_of(visit.session.api_token)
+            visit = None
+        if not wants_page(request):
+            return JSONResponse({"error": words}, status)
+        session = visit.session if visit else None
+        return board.page("error", request, status, session=session, status=status, words=words)
+
+    return answer
+
+
+def _in_words(error: Exception) -> tuple[int, str]:
+    """Return the status of an error, and what it says. What another tenant has does not exist for this one."""
+    if isinstance(error, HTTPException):
+        return error.status_code, "There is no such page." if error.status_code == 404 else error.detail
+    if isinstance(error, NotFound | PermissionDenied):
+        return 404, "There is no such job, or it is not yours to see."
+    if isinstance(error, Unauthenticated):
+        return 401, GONE["error"]
+    if isinstance(error, Unavailable | AccessError):
+        return 503, f"The mesh does not answer: {error}"
+    return 400, str(error)

@@ -1,0 +1,281 @@
+// One job: why, until when, what it does, and what could be otherwise.
+import { $, ask, duration, el, expected, follow, now, plural, say, sessionEnded, short } from "./page.js";
+import uPlot from "./vendor/uplot.js";
+
+const root = $("job"), id = root.dataset.id, base = encodeURIComponent(id);
+const ENDED = ["succeeded", "failed", "cancelled"], LIVE = ["starting", "running", "stopping"];
+const sentence = (text) => (text ? text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".") : "");
+let view = null;
+
+// What is told --------------------------------------------------------------------------------------------------------
+
+function show(next) {
+  const first = view === null, attempt = view?.job.attempt?.number;
+  view = next;
+  const job = view.job;
+  $("phase").dataset.phase = job.phase;
+  say($("phase"), job.phase);
+  const waits = job.phase === "queued" && job.reason?.detail;
+  say($("summary"), waits ? `Waiting: ${job.reason.detail}.` : sentence(view.summary));
+  say($("remedy"), waits ? sentence(job.reason.remedy) : "");
+  showActions(job);
+  showExpected();
+  showFacts(job);
+  showEvents();
+  showNodes(job);
+  showAhead();
+  showCurve();
+  if (first) prepareWhatIf(job);
+  if (first || (job.attempt?.number !== attempt)) showRanks(job);
+  if (job.attempt && (job.attempt.number !== logAttempt)) openLog();
+  $("log-card").hidden = !job.attempt;
+}
+
+function showActions(job) {
+  const ended = ENDED.includes(job.phase);
+  for (const form of document.querySelectorAll("[data-action]")) {
+    const name = form.dataset.action;
+    form.hidden = ended || (name === "resume") !== (job.phase === "suspended") && name !== "cancel";
+  }
+}
+
+function showExpected() {
+  const job = view.job, eta = expected(job.phase, view);
+  const known = eta && !eta.unknown;
+  $("eta-card").hidden = !known && !(view.outlook && !ENDED.includes(job.phase));
+  say($("eta-words"), known ? `${eta.verb === "starts" ? "Starts" : "Ends"} in about ${duration(eta.median)}` : sentence(view.outlook));
+  $("eta-words").classList.toggle("big", Boolean(known));
+  const banded = known && eta.high !== null && eta.high > 0;
+  $("eta-band").hidden = $("eta-ends").hidden = !banded;
+  if (banded) {
+    const end = Math.max(eta.high * 1.15, 1), share = (value) => `${Math.min(100, (100 * value) / end)}%`;
+    const [range, median] = $("eta-band").children;
+    range.style.left = share(eta.low);
+    range.style.width = share(Math.max(eta.high - eta.low, end / 200));
+    median.style.left = share(eta.median);
+    $("eta-ends").replaceChildren(el("span", {}, "now"), el("span", {}, `in ${duration(end)}`));
+  }
+  const lines = [];
+  if (banded) lines.push(eta.high - eta.low < 1 ? "All futures agree." : `8 of 10 times between ${duration(eta.low)} and ${duration(eta.high)} from now.`);
+  if (known && eta.draws === 0) lines.push("Estimated from the work ahead of it.");
+  if (known && eta.draws > 1) lines.push(`From ${eta.draws} simulated futures.`);
+  if (known && eta.confidence !== undefined) lines.push(`The predictor is ${Math.round(100 * eta.confidence)} % sure.`);
+  if (view.estimate?.source && known && eta.verb === "ends") lines.push(sentence(view.estimate.source));
+  if (view.position) lines.push(`Place ${view.position} of ${view.waiting} waiting.`);
+  say($("eta-sure"), lines.join(" "));
+}
+
+function showFacts(job) {
+  const facts = [
+    ["Tenant", job.tenant], ["Submitter", job.submitter], ["Queue", job.queue], ["Kind", job.kind],
+    ["Priority", job.priority_class ? `${job.priority} (${job.priority_class})` : String(job.priority)],
+    ["Replicas", String(job.replicas)], ["GPUs", job.gpus ? String(job.gpus) : "none"], ["Cores", job.cores === null ? "automatic" : String(job.cores)],
+    ["Nodes", job.nodes.join(", ")], ["Waited", duration(job.wait_seconds)], ["Ran", job.run_seconds ? duration(job.run_seconds) : ""],
+    ["Attempt", job.attempt ? String(job.attempt.number) : ""], ["Failures", job.failures ? `${job.failures} of ${job.retries + 1}` : ""],
+    ["Preemptions", job.preemptions ? String(job.preemptions) : ""], ["Step", job.progress ? `${job.progress.step}${job.progress.steps ? ` of ${job.progress.steps}` : ""}` : ""],
+    ["Rate", job.progress?.rate_per_second ? `${job.progress.rate_per_second.toPrecision(3)} steps/s` : ""],
+    ["Cores by", view.summary.includes(view.sizing) ? "" : view.sizing], ["Deadline", job.deadline ? new Date(job.deadline).toLocaleString() : ""],
+    ...job.objectives.map((one) => [`Objective: ${one.kind}`, `${one.state}`]),
+  ].filter(([, value]) => value);
+  const list = $("facts");
+  if (list.dataset.shown === JSON.stringify(facts)) return;
+  list.dataset.shown = JSON.stringify(facts);
+  list.replaceChildren(...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+}
+
+function showEvents() {
+  const list = $("events"), key = JSON.stringify(view.events);
+  if (list.dataset.key !== key) {
+    list.dataset.key = key;
+    list.replaceChildren(...[...view.events].reverse().map((event) => el("li", {},
+      el("time", { datetime: event.time, title: event.time }), el("b", {}, event.kind.replaceAll("_", " ")), event.detail ? el("p", {}, event.detail) : "")));
+  }
+  for (const time of list.querySelectorAll("time")) say(time, `${short(now() - Date.parse(time.dateTime) / 1000)} ago`);
+}
+
+function showNodes(job) {
+  const nodes = view.nodes || [], out = nodes.filter((one) => one.constraint);
+  $("nodes-card").hidden = job.phase !== "queued" || !nodes.length;
+  say($("nodes-words"), out.length === 1 && nodes.length === 1 ? "The only node has no room for a replica." : out.length === nodes.length ? `None of ${plural(nodes.length, "node")} has room for a replica.` : `${out.length} of ${plural(nodes.length, "node")} ruled out for a replica.`);
+  const body = $("nodes"), key = JSON.stringify(nodes);
+  if (body.dataset.key === key) return;
+  body.dataset.key = key;
+  body.replaceChildren(...nodes.slice(0, 200).map((one) => el("tr", {}, el("td", {}, el("code", {}, one.node)),
+    el("td", {}, el("span", { class: "tag", "data-kind": one.constraint ? "warn" : "ok" }, one.constraint || "fits")), el("td", {}, one.detail))));
+}
+
+function showAhead() {
+  const waits = view.ending.length ? view.ending : view.ahead;
+  $("ahead-card").hidden = !waits.length;
+  say($("ahead-title"), view.ending.length ? "Must end first" : "Ahead of it");
+  $("ahead").replaceChildren(...waits.map((one) => el("li", {}, el("a", { href: `/jobs/${encodeURIComponent(one.id)}` }, one.name || one.id), el("span", { class: "muted" }, ` · ${one.needs}`))));
+}
+
+// Charts --------------------------------------------------------------------------------------------------------------
+
+const samples = new Map();
+let rates = null, curve = null, curveKey = "";
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const axis = (label, also = {}) => ({ label, stroke: css("--muted"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 }, font: "11px system-ui", labelFont: "11px system-ui", labelSize: 16, ...also });
+const stepped = uPlot.paths.stepped({ align: 1 });
+
+function showRates() {
+  const rows = [...samples.values()].sort((a, b) => a[0] - b[0]);
+  const enough = rows.length > 1;
+  $("charts-card").hidden = !enough && !curveKey;
+  if (!enough) return;
+  say($("rates-words"), `Since ${new Date(rows[0][0] * 1000).toLocaleTimeString()}, when this dashboard began to watch it or the job began to report.`);
+  const data = [rows.map((row) => row[0]), rows.map((row) => row[1]), rows.map((row) => row[2])];
+  if (rates) { rates.setData(data); return; }
+  rates = new uPlot({
+    width: $("rates").clientWidth || 600, height: 200, legend: { live: false }, cursor: { drag: { x: false, y: false } },
+    scales: { x: { time: true }, rate: { range: (_, low, high) => [0, high * 1.15 || 1] }, cores: { range: (_, low, high) => [0, Math.max(high * 1.4, 1)] } },
+    axes: [axis("", { label: undefined }), axis("steps per second", { scale: "rate", size: 56 }), axis("cores", { scale: "cores", side: 1, grid: { show: false }, size: 44 })],
+    series: [{}, { label: "Rate", scale: "rate", stroke: css("--accent"), width: 2, points: { show: false } },
+      { label: "Cores", scale: "cores", stroke: css("--amber"), width: 1.5, dash: [5, 4], paths: stepped, points: { show: false } }],
+  }, data, $("rates"));
+}
+
+function showCurve() {
+  const points = [...(view.curve || [])].sort((a, b) => a.cores - b.cores), key = JSON.stringify(points);
+  if (points.length < 2 || key === curveKey) return;
+  curveKey = key;
+  $("charts-card").hidden = false;
+  curve?.destroy();
+  curve = new uPlot({
+    width: $("curve").clientWidth || $("job").clientWidth - 40, height: 180, legend: { show: false }, cursor: { drag: { x: false, y: false } },
+    scales: { x: { time: false }, y: { range: (_, low, high) => [0, high * 1.15 || 1] } },
+    axes: [axis("cores per replica"), axis("learned steps per second", { size: 56 })],
+    series: [{ label: "Cores" }, { label: "Rate", stroke: css("--accent"), width: 2, points: { show: true, size: 6 } }],
+  }, [points.map((one) => one.cores), points.map((one) => one.rate)], $("curve"));
+}
+
+function redraw() {
+  rates?.destroy(); curve?.destroy();
+  rates = curve = null; curveKey = "";
+  showRates();
+  if (view) showCurve();
+}
+addEventListener("themechange", redraw);
+let sizing = 0;
+addEventListener("resize", () => { clearTimeout(sizing); sizing = setTimeout(redraw, 150); });
+
+// Output --------------------------------------------------------------------------------------------------------------
+
+const LINES_MAX = 3000;
+let source = null, logAttempt = 0, fresh = false;
+const log = $("log"), begun = el("div", {}), gang = () => (view?.job.replicas || 1) > 1 && !$("rank").value;
+
+function showRanks(job) {
+  const number = job.replicas || 1;
+  $("rank-label").hidden = number < 2;
+  if ($("rank").options.length === number + 1 || number < 2) return;
+  $("rank").replaceChildren(el("option", { value: "" }, "all"), ...Array.from({ length: Math.min(number, 1024) }, (_, rank) => el("option", { value: String(rank) }, String(rank))));
+}
+
+function line(rank, text) {
+  return el("div", {}, gang() ? el("span", { class: "rank" }, `[${rank}]`) : "", text || " ");
+}
+
+function openLog() {
+  closeLog();
+  logAttempt = view.job.attempt.number;
+  const rank = $("rank").value;
+  source = new EventSource(`/events/jobs/${base}/logs${rank ? `?rank=${rank}` : ""}`);
+  source.addEventListener("begin", () => { fresh = true; say($("log-state"), "live; nothing written so far"); });
+  source.addEventListener("lines", (event) => add(JSON.parse(event.data)));
+  source.addEventListener("end", (event) => {
+    closeLog();
+    if (fresh) log.replaceChildren();
+    const { why } = JSON.parse(event.data);
+    say($("log-state"), why || (log.childElementCount ? "This is all of its output." : "It has written nothing."));
+  });
+  source.addEventListener("session", () => { closeLog(); sessionEnded(); });
+  source.onerror = () => say($("log-state"), "The stream was cut; when it is back, it begins anew with the end of the output.");
+}
+
+function closeLog() { source?.close(); source = null; }
+
+function add(batch) {
+  if (fresh) { fresh = false; log.replaceChildren(); say($("log-state"), "live"); }
+  begun.remove();
+  const lines = document.createDocumentFragment();
+  if (batch.dropped) lines.append(el("div", { class: "mark" }, `… ${plural(batch.dropped, "line")} left out: the output is faster than this page`));
+  for (const [rank, text] of batch.lines) lines.append(line(rank, text));
+  log.append(lines);
+  begun.replaceChildren(...batch.begun.map(([rank, text]) => line(rank, text)));
+  log.append(begun);
+  while (log.childElementCount > LINES_MAX) log.firstElementChild.remove();
+  if ($("stick").checked) log.scrollTop = log.scrollHeight;
+}
+$("rank").addEventListener("change", () => { if (view?.job.attempt) openLog(); });
+$("stick").addEventListener("change", () => { if ($("stick").checked) log.scrollTop = log.scrollHeight; });
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) { if (source) { closeLog(); logAttempt = 0; } }
+  else if (view?.job.attempt && !logAttempt) openLog();
+});
+
+// What if -------------------------------------------------------------------------------------------------------------
+
+const sliders = ["gpus", "cores", "priority"];
+let moved = 0, question = 0;
+
+function prepareWhatIf(job) {
+  const each = (value) => (value ? value / (job.replicas || 1) : 0);
+  const values = { gpus: each(job.gpus), cores: Math.max(1, Math.round(each(job.cores))), priority: job.priority };
+  if (values.gpus % 1) $("if-gpus").step = "0.1";
+  $("if-gpus").max = Math.max(8, 2 * values.gpus);
+  $("if-cores").max = Math.max(32, 2 * values.cores);
+  for (const name of sliders) {
+    $(`if-${name}`).value = values[name];
+    say($(`out-${name}`), name === "cores" && job.cores === null ? "automatic" : $(`if-${name}`).value);
+  }
+}
+
+for (const name of sliders) {
+  $(`if-${name}`).addEventListener("input", () => {
+    say($(`out-${name}`), $(`if-${name}`).value);
+    $(`if-${name}`).dataset.moved = "yes";
+    clearTimeout(moved);
+    moved = setTimeout(whatIf, 120);
+  });
+}
+
+async function whatIf() {
+  const number = ++question, wanted = {};
+  for (const name of sliders) if ($(`if-${name}`).dataset.moved) wanted[name] = Number($(`if-${name}`).value);
+  let parts;
+  try {
+    const answer = await ask(`/api/jobs/${base}/whatif`, wanted);
+    const nodes = [...new Set(answer.allocations.map((one) => one.node))];
+    parts = answer.starts_now
+      ? [el("p", { class: "yes" }, `It would start now on ${nodes.slice(0, 3).join(", ")}${nodes.length > 3 ? ` and ${nodes.length - 3} more` : ""}.`)]
+      : [el("p", { class: "no" }, answer.outlook || "It would wait."), el("p", {}, answer.reason ? answer.reason.detail : ""), el("p", { class: "muted" }, answer.reason?.remedy || "")];
+    if (answer.preempted_job_ids.length) parts.push(el("p", {}, `It would preempt ${plural(answer.preempted_job_ids.length, "job")}.`));
+    if (answer.delayed_count) parts.push(el("p", {}, `It would delay ${plural(answer.delayed_count, "job")}.`));
+  } catch (error) {
+    parts = [el("p", { class: "no" }, error.message)];
+  }
+  if (number === question) $("if-answer").replaceChildren(...parts);
+}
+
+// Actions -------------------------------------------------------------------------------------------------------------
+
+document.querySelector("[data-action=cancel]")?.addEventListener("submit", (event) => {
+  if ($("confirm").open) return;
+  event.preventDefault();
+  $("confirm").showModal();
+});
+$("confirm-no").addEventListener("click", () => $("confirm").close());
+$("confirm-yes").addEventListener("click", () => document.querySelector("[data-action=cancel]").requestSubmit());
+
+setInterval(() => { if (view && !document.hidden) { showExpected(); showEvents(); } }, 1000);
+follow(`/events/jobs/${base}`, {
+  job(batch) { for (const row of batch.rows) show(row); },
+  samples(batch) {
+    if (batch.whole) samples.clear();
+    for (const row of batch.rows) samples.set(row[0], row);
+    while (samples.size > 600) samples.delete(samples.keys().next().value);
+    showRates();
+  },
+});

@@ -1,0 +1,206 @@
+// The list of jobs: all of them in memory, the visible ones in the document.
+import { $, ask, copyLine, el, expected, follow, now, onKey, plural, say, short } from "./page.js";
+
+const jobs = new Map();
+const forecasts = new Map();
+const LIVE = ["running", "starting", "stopping"];
+const RANK = { running: 0, starting: 1, stopping: 2, queued: 3, suspended: 4, failed: 5, succeeded: 6, cancelled: 7 };
+const CHIPS = [["", "All"], ["running", "Running"], ["queued", "Waiting"], ["failed", "Failed"], ["succeeded", "Succeeded"], ["other", "Other"]];
+const chipOf = (phase) => (LIVE.includes(phase) ? "running" : ["queued", "failed", "succeeded"].includes(phase) ? phase : "other");
+const AHEAD = 8;
+
+let shown = [], chip = "", words = [], sort = { key: "", down: false }, synced = false, loaded = false, focused = -1, pending = 0;
+const scroller = $("scroller"), list = $("list"), filter = $("filter");
+const spacer = el("div", { class: "spacer", role: "presentation" });
+scroller.append(spacer);
+const pool = new Map(); // by index of the row
+
+// What is shown -------------------------------------------------------------------------------------------------------
+
+function prepare(job) {
+  job.text = [job.name, job.id, job.tenant, job.by, job.phase, job.why, job.code].join("\n").toLowerCase();
+  return job;
+}
+
+function matches(job) {
+  return (!chip || chipOf(job.phase) === chip) && words.every((word) => job.text.includes(word));
+}
+
+function compare(a, b) {
+  if (sort.key) {
+    const [x, y] = sort.key === "phase" ? [RANK[a.phase], RANK[b.phase]] : [a[sort.key] ?? 0, b[sort.key] ?? 0];
+    const order = typeof x === "string" || typeof y === "string" ? String(x || "").localeCompare(String(y || "")) : x - y;
+    if (order) return sort.down ? -order : order;
+  } else {
+    const [x, y] = [RANK[a.phase] > 4, RANK[b.phase] > 4];
+    if (x !== y) return x - y;
+  }
+  return (b.made || 0) - (a.made || 0) || (a.id < b.id ? -1 : 1);
+}
+
+function arrange() {
+  pending = 0;
+  const counts = {};
+  for (const job of jobs.values()) counts[chipOf(job.phase)] = (counts[chipOf(job.phase)] || 0) + 1;
+  shown = [...jobs.values()].filter(matches).sort(compare);
+  list.setAttribute("aria-rowcount", shown.length + 1);
+  spacer.style.height = `${shown.length * rowHeight()}px`;
+  showHead(counts);
+  draw();
+}
+
+const later = () => { pending ||= requestAnimationFrame(arrange); };
+
+function showHead(counts) {
+  const running = counts.running || 0, waiting = counts.queued || 0;
+  if (loaded) say($("verdict"), running || waiting ? `${running.toLocaleString("en")} running, ${waiting.toLocaleString("en")} waiting` : "Nothing runs, nothing waits");
+  document.title = loaded ? `${running} running, ${waiting} waiting · Cotenant` : document.title;
+  if (!$("chips").children.length) {
+    $("chips").append(...CHIPS.map(([name, label]) => el("button", { type: "button", "data-chip": name, onclick: () => { chip = name; later(); } },
+      el("span", {}, label), el("span", { class: "n" }))));
+  }
+  for (const button of $("chips").children) {
+    const name = button.dataset.chip;
+    button.setAttribute("aria-pressed", name === chip);
+    say(button.querySelector(".n"), (name ? counts[name] || 0 : jobs.size).toLocaleString("en"));
+  }
+  showEmpty();
+}
+
+function showEmpty() {
+  const nothing = !shown.length && synced;
+  $("empty").hidden = !nothing;
+  list.hidden = nothing;
+  if (!nothing || $("empty").dataset.of === String(jobs.size > 0)) return;
+  $("empty").dataset.of = String(jobs.size > 0);
+  if (jobs.size) {
+    $("empty").replaceChildren(el("h2", {}, "No job matches"), el("p", {}, el("button", { type: "button", onclick: () => { chip = ""; filter.value = ""; refilter(); } }, "Show all jobs")));
+  } else {
+    $("empty").replaceChildren(el("h2", {}, "No jobs yet"), el("p", { class: "muted" }, "Submit one, and it appears here:"),
+      copyLine("cotenant submit --gpus 1 -- python3 -c 'print(42)'"));
+  }
+}
+
+// Rows ----------------------------------------------------------------------------------------------------------------
+
+let height = 0;
+const rowHeight = () => (height ||= parseFloat(getComputedStyle(list).getPropertyValue("--row")) || 44);
+addEventListener("resize", () => { height = 0; for (const row of pool.values()) row.root.remove(); pool.clear(); later(); });
+
+function makeRow() {
+  const cell = (name, ...children) => el("span", { role: "cell", class: name }, ...children);
+  const link = el("a", {}), id = el("code", { class: "id" }), phase = el("span", { class: "phase" });
+  const cells = { tenant: cell("c-tenant"), gpus: cell("c-gpus number"), cores: cell("c-cores number"), why: cell("c-why"), eta: cell("c-eta"), age: cell("c-age number") };
+  const root = el("div", { role: "row", class: "row" }, cell("c-name", link, id), cell("c-phase", phase), ...Object.values(cells));
+  return { root, link, id, phase, ...cells };
+}
+
+function fill(row, index) {
+  const job = shown[index];
+  row.root.style.transform = `translateY(${index * rowHeight()}px)`;
+  row.root.setAttribute("aria-rowindex", index + 2);
+  if (row.job !== job) {
+    row.job = job;
+    row.link.href = `/jobs/${encodeURIComponent(job.id)}`;
+    say(row.link, job.name || job.id);
+    say(row.id, job.name ? job.id : "");
+    row.phase.dataset.phase = job.phase;
+    say(row.phase, job.phase);
+    say(row.tenant, job.tenant || "–");
+    say(row.gpus, job.gpus ? String(job.gpus) : "–");
+    say(row.cores, job.cores ? String(job.cores) : "auto");
+    say(row.why, job.why || "");
+    row.why.title = job.why || "";
+  }
+  const end = job.ended || 0;
+  const eta = end ? null : expected(job.phase, forecasts.get(job.id));
+  say(row.eta, end ? `${short(now() - end)} ago` : eta?.words || "");
+  say(row.age, short(now() - (job.made || now())));
+}
+
+function draw() {
+  const from = Math.max(0, Math.floor(scroller.scrollTop / rowHeight()) - AHEAD);
+  const to = Math.min(shown.length, Math.ceil((scroller.scrollTop + scroller.clientHeight) / rowHeight()) + AHEAD);
+  const free = [];
+  for (const [index, row] of pool) if (index < from || index >= to) { pool.delete(index); free.push(row); }
+  for (let index = from; index < to; index++) {
+    let row = pool.get(index);
+    if (!row) {
+      row = free.pop() || makeRow();
+      pool.set(index, row);
+      if (!row.root.isConnected) spacer.append(row.root);
+    }
+    fill(row, index);
+  }
+  for (const row of free) row.root.remove();
+  wantForecasts();
+}
+
+let drawing = 0;
+scroller.addEventListener("scroll", () => { drawing ||= requestAnimationFrame(() => { drawing = 0; draw(); }); }, { passive: true });
+setInterval(() => { if (!document.hidden) draw(); }, 1000);
+
+// Forecasts of what is visible ----------------------------------------------------------------------------------------
+
+let asking = 0;
+function wantForecasts() {
+  clearTimeout(asking);
+  asking = setTimeout(async () => {
+    const fresh = now() - 5;
+    const ids = [...pool.values()].map((row) => row.job).filter((job) => job && (job.phase === "queued" || LIVE.includes(job.phase)) && !((forecasts.get(job.id)?.asked_at || 0) > fresh)).slice(0, 60).map((job) => job.id);
+    if (!ids.length || document.hidden) return;
+    try {
+      const found = await ask(`/api/forecasts?ids=${ids.map(encodeURIComponent).join(",")}`);
+      if (forecasts.size > 5000) forecasts.clear();
+      for (const id of ids) forecasts.set(id, { ...found[id], asked_at: now() });
+    } catch { for (const id of ids) forecasts.set(id, { asked_at: now() }); }
+  }, 250);
+}
+
+// Keys and controls ---------------------------------------------------------------------------------------------------
+
+function move(step) {
+  const active = [...pool.entries()].find(([, row]) => row.link === document.activeElement);
+  focused = Math.min(shown.length - 1, Math.max(0, (active ? active[0] : focused) + step));
+  if (!shown.length) return;
+  const top = focused * rowHeight();
+  if (top < scroller.scrollTop) scroller.scrollTop = top;
+  if (top + rowHeight() > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = top + rowHeight() - scroller.clientHeight;
+  draw();
+  pool.get(focused)?.link.focus({ preventScroll: true });
+}
+onKey("j", () => move(1));
+onKey("k", () => move(-1));
+onKey("/", () => filter.focus());
+function refilter() { words = filter.value.toLowerCase().split(/\s+/).filter(Boolean); scroller.scrollTop = 0; later(); }
+for (const name of ["input", "search"]) filter.addEventListener(name, refilter); // Escape clears it without an input
+for (const head of list.querySelectorAll("[data-sort]")) {
+  head.firstElementChild.addEventListener("click", () => {
+    const key = head.dataset.sort, first = ["gpus", "cores", "made"].includes(key);
+    sort = sort.key !== key ? { key, down: first } : sort.down === first ? { key, down: !first } : { key: "", down: false };
+    for (const other of list.querySelectorAll("[data-sort]")) {
+      if (other.dataset.sort === sort.key) other.setAttribute("aria-sort", sort.down ? "descending" : "ascending");
+      else other.removeAttribute("aria-sort");
+    }
+    later();
+  });
+}
+
+// Changes -------------------------------------------------------------------------------------------------------------
+
+follow("/events/jobs", {
+  jobs(batch) {
+    if (batch.whole) jobs.clear();
+    for (const job of batch.rows) jobs.set(job.id, prepare(job));
+    for (const id of batch.removed) jobs.delete(id);
+    loaded ||= jobs.size > 0;
+    if (!batch.more) later();
+  },
+}, {
+  onMeta(row) {
+    if (row.id === "watch") { synced = row.synced; loaded ||= synced; later(); }
+    if (row.id === "capacity") {
+      say($("capacity"), row.trouble ? `Nodes are unknown: ${row.trouble}` : row.nodes ? `${row.gpus_used} of ${plural(row.gpus, "GPU")} and ${row.cores_used} of ${plural(row.cores, "core")} in use on ${plural(row.nodes, "node")}` : "No node has joined yet");
+    }
+  },
+});

@@ -1,0 +1,394 @@
+"""The dashboard of a live mesh: by plain requests, and in a real Chromium if there is one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import ssl
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Iterator
+from http.cookiejar import CookieJar
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from tests.end_to_end.meshes import Mesh
+from tests.end_to_end.waiting import until
+from tests.support.paths import ROOT
+
+from cotenant.core.model.lifecycle import Phase
+from cotenant.v1.job_pb2 import JobPhase
+
+AXE = ROOT / "tests" / "support" / "axe" / "axe.min.js.gz"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SCREENSHOTS = "COTENANT_SCREENSHOTS"  # a directory, where the pictures of the pages are kept
+MARKUP = "<img src=x onerror=alert(1)>"
+SECONDS_MAX = 20.0
+TRAIN = """
+import sys, time
+from cotenant import progress
+for step in range(1, 100000):
+    progress.step(step, loss=1 / step)
+    print(f"step {step}")
+    if step % 10 == 1:
+        print("\\x1b[31m<script>alert(1)</script>\\x1b]0;title\\x07\\u202e", flush=True)
+    time.sleep(0.05)
+"""
+
+pytestmark = pytest.mark.xdist_group("dashboard")
+
+
+class Http:
+    """A browser without scripts: it keeps cookies and follows redirects."""
+
+    def __init__(self, base: str, tls: ssl.SSLContext | None = None) -> None:
+        self.base = base
+        self.jar = CookieJar()
+        handlers = (urllib.request.HTTPCookieProcessor(self.jar), urllib.request.HTTPSHandler(context=tls))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def __call__(self, path: str, fields: dict[str, str] | None = None, **headers: str) -> tuple[int, str, str]:
+        """Return the status, the final URL and the text of an answer."""
+        data = None if fields is None else urlencode(fields).encode()
+        sent = {"Origin": self.base, **headers} if data is not None else headers
+        request = urllib.request.Request(self.base + path, data, sent)
+        try:
+            with self._opener.open(request, timeout=SECONDS_MAX) as answer:
+                return answer.status, answer.url, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.url or "", error.read().decode()
+
+    def log_in(self, token: str) -> Http:
+        """Log in with an API token."""
+        status, url, text = self("/login", {"csrf": self.csrf("/login"), "token": token})
+        assert (status, url) == (200, f"{self.base}/"), text
+        return self
+
+    def csrf(self, path: str) -> str:
+        """Return the token of a page's forms."""
+        found = re.search(r'name="csrf" (?:content|value)="([^"]+)"', self(path)[2])
+        assert found
+        return found[1]
+
+    def events(self, path: str) -> Generator[tuple[str, Any]]:
+        """Yield the events of a stream."""
+        with self._opener.open(self.base + path, timeout=SECONDS_MAX) as stream:
+            name = ""
+            for line in stream:
+                field, _, value = line.decode().rstrip("\n").partition(": ")
+                if field == "event":
+                    name = value
+                elif field == "data":
+                    yield name, json.loads(value)
+
+
+def link_of(mesh: Mesh) -> str:
+    found = until(lambda: re.findall(r"dashboard: (\S+)\n", mesh.log.read_text()), "the link")
+    return str(found[0])
+
+
+@pytest.fixture(scope="module")
+def base(mesh: Mesh) -> str:
+    return link_of(mesh).partition("/login")[0]
+
+
+@pytest.fixture(scope="module")
+def token(mesh: Mesh) -> str:
+    return (mesh.state_dir / "token").read_text().strip()
+
+
+@pytest.fixture(scope="module")
+def http(base: str, token: str) -> Http:
+    return Http(base).log_in(token)
+
+
+@pytest.fixture(scope="module")
+def jobs(mesh: Mesh) -> dict[str, str]:
+    """The ids of a job that trains, of one that waits, and of one that has failed, by what they do."""
+
+    def submit(name: str, gpus: int, *command: str) -> str:
+        return mesh.cli("submit", "--gpus", str(gpus), "--cpus", "1", "--name", name, "--", *command).out.strip()
+
+    trains = submit("resnet50", 1, sys.executable, "-c", TRAIN)
+    waits = submit("llama-finetune", 4, "sleep", "1000")
+    fails = mesh.cli("submit", "--cpus", "1", "--name", "export-onnx", "--", "sh", "-c", "echo oh; exit 3").out.strip()
+    mesh.client.wait_for(fails, Phase.FAILED)
+    return {"trains": trains, "waits": waits, "fails": fails}
+
+
+# Requests -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_printed_link_logs_in_once_and_its_token_leaves_the_url(mesh: Mesh, base: str) -> None:
+    link = link_of(mesh)
+    browser = Http(base)
+    status, url, _ = browser(link.removeprefix(base))
+    assert (status, url) == (200, f"{base}/")
+    [cookie] = browser.jar
+    assert cookie.has_nonstandard_attr("HttpOnly")
+    assert Http(base)(link.removeprefix(base))[0] == 403
+
+
+def test_a_wrong_token_does_not_log_in(base: str) -> None:
+    browser = Http(base)
+    status, _, text = browser("/login", {"csrf": browser.csrf("/login"), "token": "x" * 43})
+    assert (status, "does not know this token" in text) == (403, True)
+    assert browser("/")[0] == 401
+
+
+def test_a_stream_has_all_jobs_and_then_each_change(mesh: Mesh, http: Http, jobs: dict[str, str]) -> None:
+    known: dict[str, Any] = {}
+    more = ""
+    for name, data in http.events("/events/jobs"):
+        if name == "jobs":
+            known |= {row["id"]: row for row in data["rows"]}
+        if not more and set(jobs.values()) <= known.keys():
+            more = mesh.cli("submit", "--cpus", "1", "--", "true").out.strip()
+        if known.get(more, {}).get("phase") == "succeeded":
+            break
+    assert known[jobs["waits"]]["why"]
+
+
+def test_many_pages_of_a_principal_share_one_watch(mesh: Mesh, http: Http, base: str, token: str) -> None:
+    streams = [one.events("/events/jobs") for one in (http, *(Http(base).log_in(token) for _ in range(4)))]
+    for stream in streams:
+        next(stream)
+
+    def connections() -> int:
+        """Return the connections to the services of the dashboard's process."""
+        return len(_connections_to(int(mesh.address.rpartition(":")[2]), "cotenant.web"))
+
+    assert 1 <= connections() <= 2
+    for stream in streams:
+        stream.close()
+
+
+def _connections_to(port: int, module: str) -> list[str]:
+    """Return the established connections of processes of a module to a local port."""
+    import psutil
+
+    return [
+        str(one)
+        for process in psutil.process_iter(["cmdline"])
+        if module in (process.info["cmdline"] or ())
+        for one in process.net_connections("tcp")
+        if one.raddr and one.raddr.port == port
+    ]
+
+
+def test_what_another_tenant_has_does_not_exist(mesh: Mesh, base: str, jobs: dict[str, str]) -> None:
+    made = mesh.cli("tokens", "create", "--role", "viewer", "--name", "eve", "--tenant", "other").out.split()
+    eve = _logged_in(base, made[-1])
+    status, _, text = eve(f"/jobs/{jobs['trains']}")
+    assert (status, "no such job" in text) == (404, True)
+    assert eve(f"/events/jobs/{jobs['trains']}")[0] == 404
+    assert eve(f"/events/jobs/{jobs['trains']}/logs")[0] == 404
+    assert eve(f"/jobs/{jobs['trains']}/cancel", {"csrf": eve.csrf("/")})[0] == 404
+    seen = [row for name, data in _until_synced(eve) if name == "jobs" for row in data["rows"]]
+    assert seen == []
+
+
+def _logged_in(base: str, token: str) -> Http:
+    """Log in with a token that was just created, as soon as the services know it."""
+    browser = Http(base)
+
+    def accepted() -> bool:
+        return browser("/login", {"csrf": browser.csrf("/login"), "token": token})[0] == 200
+
+    until(accepted, "the token is known")
+    return browser
+
+
+def _until_synced(browser: Http) -> Iterator[tuple[str, Any]]:
+    for name, data in browser.events("/events/jobs"):
+        yield name, data
+        if name == "meta" and any(row["id"] == "watch" and row["synced"] for row in data["rows"]):
+            return
+
+
+def test_a_viewer_of_the_tenant_reads_and_may_do_nothing(mesh: Mesh, base: str, jobs: dict[str, str]) -> None:
+    made = mesh.cli("tokens", "create", "--role", "viewer", "--name", "vic", "--tenant", "default").out.split()
+    vic = _logged_in(base, made[-1])
+    status, _, text = vic(f"/jobs/{jobs['trains']}")
+    assert (status, 'data-may-change="no"' in text, "data-action" in text) == (200, True, False)
+    assert vic(f"/jobs/{jobs['trains']}/cancel", {"csrf": vic.csrf("/")})[0] == 404
+    assert mesh.client.job(jobs["trains"]).phase == JobPhase.JOB_PHASE_RUNNING
+
+
+def test_the_scheduler_answers_a_what_if(http: Http, jobs: dict[str, str]) -> None:
+    def ask(wanted: Any) -> tuple[int, Any]:
+        headers = {"x-csrf-token": http.csrf("/"), "content-type": "application/json", "Origin": http.base}
+        url = f"{http.base}/api/jobs/{jobs['trains']}/whatif"
+        request = urllib.request.Request(url, json.dumps(wanted).encode(), headers)
+        try:
+            with http._opener.open(request, timeout=SECONDS_MAX) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    status, answer = ask({"gpus": 4, "cores": 1})
+    assert (status, answer["starts_now"]) == (200, False)
+    assert answer["reason"]["detail"]
+    status, answer = ask({"gpus": "many"})
+    assert (status, "gpus" in answer["error"]) == (400, True)
+    assert ask([])[0] == 400
+
+
+# Pages --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not path:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Window:
+    """A window of the browser; it notes what scripts complain of, and dialogs, which markup in a name would open."""
+
+    def __init__(self, chromium: Any, base: str, token: str, **settings: Any) -> None:
+        self.base = base
+        self.context = chromium.new_context(viewport={"width": 1280, "height": 800}, **settings)
+        self.context.set_default_timeout(1000 * SECONDS_MAX)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        self.page.goto(f"{base}/login")
+        self.page.fill("#token", token)
+        self.page.click("main button")
+        self.page.wait_for_url(f"{base}/")
+
+    def open(self, path: str) -> Any:
+        """Open a page, and wait until it is live."""
+        self.page.goto(self.base + path)
+        self.page.wait_for_selector("#live[data-state=live]")
+        return self.page
+
+    def check(self, name: str) -> None:
+        """Check the page in light and dark and on a phone: no barriers, nothing wider than it; take pictures."""
+        for look, (width, height), scheme in (
+            ("light", (1280, 800), "light"),
+            ("dark", (1280, 800), "dark"),
+            ("phone", (390, 844), "light"),
+        ):
+            self.page.set_viewport_size({"width": width, "height": height})
+            self.page.emulate_media(color_scheme=scheme)
+            self.page.wait_for_function("() => new Promise((done) => requestAnimationFrame(() => done(true)))")
+            assert self.page.evaluate("document.documentElement.scrollWidth") <= width
+            if look != "phone":
+                self.page.evaluate(gzip.decompress(AXE.read_bytes()).decode())
+                found = self.page.evaluate("axe.run()")["violations"]
+                assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found] == []
+            if folder := os.environ.get(SCREENSHOTS):
+                self.page.screenshot(path=str(Path(folder) / f"{name}-{look}.png"))
+        self.page.set_viewport_size({"width": 1280, "height": 800})
+        assert self.complaints == []
+
+
+@pytest.fixture
+def window(chromium: Any, base: str, token: str) -> Iterator[Window]:
+    opened = Window(chromium, base, token)
+    yield opened
+    opened.context.close()
+
+
+def test_the_list_shows_filters_and_opens_jobs(window: Window, mesh: Mesh, jobs: dict[str, str]) -> None:
+    page = window.open("/")
+    page.wait_for_selector(f"a[href='/jobs/{jobs['waits']}']")
+    page.keyboard.press("/")
+    page.keyboard.type("onnx")
+    page.wait_for_function("() => document.querySelectorAll('.scroller .row').length === 1")
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => document.querySelectorAll('.scroller .row').length > 2")
+    page.locator("h1").click()
+    page.keyboard.press("?")
+    page.wait_for_selector("#help[open]")
+    page.keyboard.press("Escape")
+    more = mesh.cli("submit", "--cpus", "1", "--name", "evaluate", "--", "true").out.strip()
+    page.wait_for_selector(f"a[href='/jobs/{more}']")
+    window.check("jobs")
+    page.keyboard.press("j")
+    page.wait_for_function("() => document.activeElement.matches('.row a')")
+    first = page.evaluate("document.activeElement.pathname")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    assert page.evaluate("document.activeElement.pathname") == first
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"{window.base}{first}")
+
+
+def test_a_waiting_job_says_why_and_which_nodes_are_ruled_out(window: Window, jobs: dict[str, str]) -> None:
+    page = window.open(f"/jobs/{jobs['waits']}")
+    page.wait_for_selector("#nodes td")
+    assert page.inner_text("h1") == "llama-finetune"
+    assert page.inner_text("#summary").startswith("Waiting: ")
+    assert page.inner_text("#remedy")
+    assert page.inner_text("#nodes .tag") == "full"
+    page.locator("#if-gpus").focus()
+    page.keyboard.press("Home")
+    page.wait_for_selector("#if-answer .yes, #if-answer .no")
+    window.check("waiting")
+
+
+def test_a_running_job_shows_its_output_and_rate_and_is_cancelled(
+    window: Window, mesh: Mesh, jobs: dict[str, str]
+) -> None:
+    script = mesh.cli("submit", "--gpus", "1", "--cpus", "1", "--name", "bert-base", "--", sys.executable, "-c", TRAIN)
+    job_id = script.out.strip()
+    mesh.client.wait_for(job_id, Phase.RUNNING)
+    page = window.open(f"/jobs/{job_id}")
+    page.wait_for_selector("#rates canvas")
+    page.wait_for_selector("text=<script>alert(1)</script>^[]0;title^G")
+    window.check("running")
+    page.click("[data-action=cancel] button")
+    page.click("#confirm-yes")
+    page.wait_for_selector("#phase[data-phase=cancelled]")
+    assert "The job is cancelled" in page.inner_text(".notice")
+    mesh.client.wait_for(job_id, Phase.CANCELLED)
+
+
+def test_the_cluster_shows_who_holds_what(window: Window, jobs: dict[str, str]) -> None:
+    page = window.open("/cluster")
+    page.wait_for_selector(f".legend a[href='/jobs/{jobs['trains']}']")
+    page.wait_for_function("() => document.querySelector('.node canvas').height > 20")
+    window.check("cluster")
+
+
+def test_the_mesh_page_names_services_and_problems(window: Window) -> None:
+    page = window.open("/mesh")
+    page.wait_for_selector("#services td")
+    assert "queue" in page.inner_text("#services")
+    window.check("mesh")
+
+
+def test_a_stream_that_was_cut_resumes_markup_is_inert_and_a_session_that_ended_says_so(
+    window: Window, mesh: Mesh, jobs: dict[str, str]
+) -> None:
+    page = window.open("/")
+    page.wait_for_selector(f"a[href='/jobs/{jobs['trains']}']")
+    window.context.set_offline(True)
+    page.evaluate("dispatchEvent(new Event('pagehide'))")
+    more = mesh.cli("submit", "--cpus", "1", "--name", MARKUP, "--", "true").out.strip()
+    window.context.set_offline(False)
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
+    page.wait_for_selector(f"a[href='/jobs/{more}']")
+    assert page.inner_text(f"a[href='/jobs/{more}']") == MARKUP
+    assert (page.locator("main img").count(), window.complaints.count("1")) == (0, 0)
+    window.context.clear_cookies()
+    page.evaluate("dispatchEvent(new Event('pagehide'))")
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
+    page.wait_for_selector("text=Your session has ended")
