@@ -25,6 +25,7 @@ from cotenant.node_agent.control.attempt_manager import AttemptManager
 from cotenant.node_agent.control.contention_link import ContentionLink
 from cotenant.node_agent.control.disk_watch import DiskWatch, Evictions
 from cotenant.node_agent.control.epoch_fence import EpochFence
+from cotenant.node_agent.control.folder_source import FolderSource
 from cotenant.node_agent.control.leader_check import LeaderCheck
 from cotenant.node_agent.control.live_profiling import LiveProfiler
 from cotenant.node_agent.control.machine_claims import claim_machine
@@ -48,6 +49,7 @@ from cotenant.node_agent.probes.nvml_link import NvmlLink
 from cotenant.node_agent.runtime.attempt_status import Status
 from cotenant.node_agent.runtime.runtime_port import HotPlugRuntime, Runtime, RuntimeContext
 from cotenant.node_agent.runtime.socket_paths import remove_socket_directory, socket_directory
+from cotenant.node_agent.runtime.uploaded_folder import UploadedFolders
 from cotenant.node_agent.supervisor.lease import LEASE, Lease, boot_id
 from cotenant.rpc import channel
 from cotenant.rpc.loop_lag import LoopLagMonitor
@@ -133,6 +135,9 @@ class _Parts:
             NodeDescription(node_id, incarnation, inventory, self.manager, fence, self.loop_lag),
             self.leader, PlacementOrders(self.manager, self.health, self.uploads), rng,
         )  # fmt: skip
+        self.folders = UploadedFolders(
+            state_dir, FolderSource(node_id, self.placement.folders, rng), config.folder_cache_bytes
+        )
         self.evictions = Evictions(runtime.stop)
         self.disk = DiskWatch(
             state_dir, attempts, runtime.output_directory, self.evictions,
@@ -210,6 +215,7 @@ class _Parts:
             kept_max=self.config.kept_max,
             kept_seconds_max=self.config.kept_seconds_max,
             settings=self.config,
+            folders=self.folders,
             gpu_minors=self.health.gpu_minors,
             users=self.config.users,
             shared_identity=self.config.shared_identity,

@@ -27,6 +27,8 @@ class AgentConfig(NodeSettings):
     `work_bytes_max` limits the size of an attempt's own directory, 0: unlimited. `disk_reserve_bytes` of the file
     system are kept free of jobs' files.
 
+    `folder_cache_bytes` limits the cache of uploaded folders.
+
     `users` maps submitters to users of the machine if the agent runs as root; the default is the user of the same name.
     An agent that does not run as root runs jobs of several submitters only with `shared_identity`. `hidden` are files
     and directories to hide from jobs where possible, in addition to the state directory.
@@ -55,6 +57,7 @@ class AgentConfig(NodeSettings):
     kept_max: int = 200
     kept_seconds_max: float = 30 * DAY_SECONDS
     work_bytes_max: int = 0
+    folder_cache_bytes: int = 10 << 30
     disk_reserve_bytes: int = 128 * MEBIBYTE
     runtime: str = "process"
     users: Mapping[str, str] = field(default_factory=dict)

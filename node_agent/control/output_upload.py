@@ -1,9 +1,11 @@
-"""Uploads processes' output to placement on request."""
+"""Uploads processes' output, and files of their working directories, to placement on request."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import grpc.aio
@@ -13,12 +15,14 @@ from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.control.attempt import Attempts
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.output_reader import OutputReader, ranks_in
+from cotenant.node_agent.runtime.work_files import NoFiles, read_files
 from cotenant.rpc.task_group import BackgroundTasks
 
 log = structlog.get_logger()
 
 FOLLOW_SECONDS = 0.2
 READS_MAX = 64
+PARTS_AT_ONCE = 8  # of files: at most 2 MiB
 
 Pieces = AsyncIterator[agent_pb2.UploadOutputRequest]
 Upload = Callable[[Pieces], Awaitable[None]]
@@ -68,6 +72,10 @@ class OutputUploads:
             yield _error(order, f"no output of {key} on this node")
             return
         yield agent_pb2.UploadOutputRequest(read_id=order.read_id, rank=order.rank)
+        if order.HasField("files"):
+            async for one in _file_pieces(order, directory / "work"):
+                yield one
+            return
         readers: dict[int, OutputReader] = {}
         try:
             while True:
@@ -95,6 +103,20 @@ class OutputUploads:
     async def close(self) -> None:
         """Cancel all reads."""
         await self._background.close()
+
+
+async def _file_pieces(order: agent_pb2.ReadOutput, work: Path) -> Pieces:
+    """Yield files of a working directory, read by threads."""
+    parts = read_files(work, order.files)
+    try:
+        while batch := await asyncio.to_thread(lambda: list(islice(parts, PARTS_AT_ONCE))):
+            for part in batch:
+                yield agent_pb2.UploadOutputRequest(read_id=order.read_id, rank=order.rank, file=part)
+    except NoFiles as error:
+        yield _error(order, str(error))
+    finally:
+        with suppress(ValueError):  # a thread still reads, and drops the files soon
+            parts.close()
 
 
 def _error(order: agent_pb2.ReadOutput, why: str) -> agent_pb2.UploadOutputRequest:

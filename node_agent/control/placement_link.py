@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import grpc.aio
@@ -24,6 +24,10 @@ from cotenant.node_agent.supervisor.lease import boot_seconds
 from cotenant.rpc import channel
 from cotenant.rpc.task_cancellation import cancel_and_wait
 from cotenant.security.validity import Validity
+from cotenant.v1 import folder_service_pb2_grpc
+
+if TYPE_CHECKING:
+    from cotenant.v1.folder_service_pb2_grpc import FolderServiceAsyncStub
 
 log = structlog.get_logger()
 
@@ -64,12 +68,19 @@ class PlacementLink:
         self._target = ""  # of the last connection: names that cannot be resolved now had these addresses
         self._reported_certificate: Validity | None = None  # last reported to placement
         self._stub: agent_service_pb2_grpc.AgentServiceAsyncStub | None = None
+        self._folders: FolderServiceAsyncStub | None = None
 
     async def upload(self, pieces: AsyncIterator[agent_pb2.UploadOutputRequest]) -> None:
         """Send output over the current connection. Raises `NotConnected` without a connection, or a gRPC error."""
         if self._stub is None:
             raise NotConnected("not connected to placement")
         await self._stub.UploadOutput(pieces)
+
+    def folders(self) -> FolderServiceAsyncStub:
+        """Return a stub of the queue's folders over the current connection. Raises `NotConnected` without one."""
+        if self._folders is None:
+            raise NotConnected("not connected to placement")
+        return self._folders
 
     async def flush_outbox(self) -> None:
         """Wait until queued reports are sent, for `FLUSH_SECONDS_MAX` at most."""
@@ -103,14 +114,14 @@ class PlacementLink:
             call = stub.Connect()
             try:
                 heartbeat_seconds = await self._handshake(call)
-                self._stub = stub
+                self._stub, self._folders = stub, _folder_stub(connection)
                 sender = asyncio.create_task(self._send(call, heartbeat_seconds))
                 try:
                     await self._receive(call)
                 finally:
                     await cancel_and_wait(sender)
             finally:
-                self._stub = None
+                self._stub = self._folders = None
                 call.cancel()
 
     async def _handshake(self, call: Any) -> float:
@@ -193,3 +204,7 @@ class PlacementLink:
             message.beat = self._heartbeat()
             message.condition.CopyFrom(self._node.condition())
         return message
+
+
+def _folder_stub(connection: Any) -> FolderServiceAsyncStub:
+    return cast("FolderServiceAsyncStub", folder_service_pb2_grpc.FolderServiceStub(connection))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from cotenant import file_descriptors
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.lifecycle import LaunchCause
+from cotenant.folders.chunk_files import ChunkDamaged
 from cotenant.history.events import Began
 from cotenant.history.recording import record
 from cotenant.history.stored import holds_of
@@ -30,6 +31,7 @@ from cotenant.node_agent.supervisor.launch_faults import cause_of
 from cotenant.node_agent.supervisor.lease import LEASE, boot_seconds, read_lease
 from cotenant.v1 import job_pb2, resources_pb2
 
+BuildFolder = Callable[[Path, tuple[int, int] | None], None]
 GRACE_SECONDS_DEFAULT = 30.0
 UNCONFINED = Group(1, {}, ())  # no controllers and no directories
 
@@ -47,7 +49,7 @@ def launch_step(cause: LaunchCause) -> Iterator[None]:
     """Raise `CannotLaunch` for an error within, with this cause unless the error has a more specific one."""
     try:
         yield
-    except (OSError, GroupError, UserNotAllowed) as error:
+    except (OSError, GroupError, UserNotAllowed, ChunkDamaged) as error:
         raise CannotLaunch(str(error), LaunchCause(cause_of(error, cause.value))) from error
 
 
@@ -130,8 +132,14 @@ def launch(
     directory: AttemptDirectory,
     assignment: agent_pb2.Assignment,
     progress_path: str,
+    build_folder: BuildFolder | None = None,
 ) -> SupervisorProcess:
-    """Start the supervisor. Blocks for some milliseconds. Raises `CannotLaunch`."""
+    """Start the supervisor; `build_folder` fills the working directory. Blocks.
+
+    Raises:
+        CannotLaunch: a step fails.
+        FetchStopped: the attempt was stopped while its folder was built.
+    """
     group = attempt_group(surroundings, directory)
     check_working_directory(assignment.spec.working_directory)
     with launch_step(LaunchCause.USER):
@@ -149,6 +157,8 @@ def launch(
         new = NewAttempt(directory.path.name, directory.path, group or UNCONFINED, assignment, owner)
         enforce(surroundings.hooks, new, undo)
         with launch_step(LaunchCause.DIRECTORY):
+            if build_folder is not None:
+                build_folder(directory.path / "work", owner)
             directory.write_spec(supervisor_spec(surroundings, directory, new, progress_path, user))
         with launch_step(LaunchCause.PROCESS):
             record(_begins(assignment))
@@ -261,7 +271,7 @@ def supervisor_spec(
 
 def submit_directory_of(spec: job_pb2.JobSpec) -> dict[str, object] | None:
     """Return the submitter's folder with the variables that the job does not set itself; None without one."""
-    if not spec.HasField("submit_directory"):
+    if not spec.HasField("submit_directory") or spec.upload:
         return None
     folder = spec.submit_directory
     variables = {name: value for name, value in folder.environment.items() if name not in spec.environment}

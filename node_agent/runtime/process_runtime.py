@@ -14,7 +14,7 @@ import dataclasses
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -47,6 +47,7 @@ from cotenant.node_agent.runtime.runtime_port import RecoveredAttempt, RuntimeCo
 from cotenant.node_agent.runtime.socket_paths import NOTIFY, progress_socket, remove_private_directory, socket_directory
 from cotenant.node_agent.runtime.supervisor_start import SupervisorProcess
 from cotenant.node_agent.runtime.systemd_scope import reach_systemd
+from cotenant.node_agent.runtime.uploaded_folder import CannotFetch, FetchProgress, FetchStopped, UploadedFolders
 from cotenant.node_agent.supervisor.kernel_files import online_cpus
 from cotenant.node_agent.supervisor.launch_faults import NOT_LAUNCHED
 from cotenant.rpc.task_group import BackgroundTasks
@@ -241,6 +242,8 @@ class ProcessRuntime:
             try:
                 await self._launch(attempt)
                 return
+            except FetchStopped:
+                status = attempt.stopped(attempt.new_status("STOPPED", "stopped before it started"))
             except Exception as error:  # any failure of ours: the program was not executed
                 status = attempt.not_launched(error)
         await attempt.record_end(status)
@@ -285,12 +288,47 @@ class ProcessRuntime:
         with launch_module.launch_step(LaunchCause.CGROUP):
             await self._ensure_node_cgroup()
         self._confine(attempt, attempt.directory)
-        progress_path = str(progress_socket(self._sockets, attempt.key))
-        supervisor = await asyncio.to_thread(
-            launch_module.launch, self._surroundings, attempt.directory, attempt.assignment, progress_path
-        )
+        async with self._build_folder(attempt) as build_folder:
+            supervisor = await asyncio.to_thread(
+                launch_module.launch,
+                self._surroundings,
+                attempt.directory,
+                attempt.assignment,
+                str(progress_socket(self._sockets, attempt.key)),
+                build_folder,
+            )
         await fail_points.reach("agent.launched")
         self._watch(attempt, await open_pidfd(supervisor))
+
+    @contextlib.asynccontextmanager
+    async def _build_folder(self, attempt: RunningAttempt) -> AsyncIterator[launch_module.BuildFolder | None]:
+        """Fetch the attempt's uploaded folder, and yield how to build it; None if it has none.
+
+        Raises:
+            CannotLaunch: it cannot be fetched.
+            FetchStopped: the attempt was stopped meanwhile.
+        """
+        if not attempt.assignment.spec.upload:
+            yield None
+            return
+        folders, stop_asked = self._context.folders, attempt.stop_asked
+        if folders is None:
+            raise launch_module.CannotLaunch("this node cannot fetch uploaded folders", LaunchCause.UPLOAD)
+        progress = FetchProgress(str(attempt.key))
+        try:
+            with launch_module.launch_step(LaunchCause.DIRECTORY):
+                folder = await folders.fetch(attempt.assignment, stop_asked, progress)
+        except CannotFetch as error:
+            raise launch_module.CannotLaunch(str(error), LaunchCause.UPLOAD) from None
+        with folders.released(folder):
+            yield lambda work, owner: folders.build(folder, work, owner, stop_asked.is_set)
+        self._background.start(self._shrink_folders(folders))
+
+    async def _shrink_folders(self, folders: UploadedFolders) -> None:
+        try:
+            await asyncio.to_thread(folders.shrink)
+        except OSError as error:
+            log.warning("folder_cache_not_shrunk", error=str(error))
 
     def stop(self, key: AttemptKey, grace_seconds: float, reason: str = "") -> None:
         """Order the supervisor to stop the attempt, as soon as it has started."""

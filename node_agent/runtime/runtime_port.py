@@ -11,6 +11,7 @@ from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.throttle import FREE, Throttle
 from cotenant.node_agent.enforcement.node_settings import NodeSettings
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
+from cotenant.node_agent.runtime.uploaded_folder import UploadedFolders
 from cotenant.v1 import contention_service_pb2, resources_pb2
 
 
@@ -22,7 +23,8 @@ class RuntimeContext:
     keep their output, and for how long. `settings` are those that enforcement hooks read. `gpu_minors` returns the N of
     each GPU's /dev/nvidiaN by UUID, as far as NVML reports it. `users` maps submitters to users of this machine.
     `shared_identity` allows jobs of several submitters to run as the agent's user if the agent is not root. `hidden`
-    are paths to hide from jobs in addition to the state directory.
+    are paths to hide from jobs in addition to the state directory. `folders` fetches uploaded folders; None: no
+    job has one.
     """
 
     node_id: str
@@ -36,6 +38,7 @@ class RuntimeContext:
     users: Mapping[str, str] = field(default_factory=dict)
     shared_identity: bool = False
     hidden: tuple[Path, ...] = ()
+    folders: UploadedFolders | None = None
 
 
 @dataclass(frozen=True, slots=True)

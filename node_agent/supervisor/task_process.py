@@ -229,6 +229,9 @@ class TaskProcess:
                 return  # it has just ended, or runs as another user: no warning
 
 
+TAKE_ALONG = "`cotenant submit --upload .` takes it along"
+
+
 class SubmitDirectory:
     """The folder that the job was submitted from."""
 
@@ -244,10 +247,12 @@ class SubmitDirectory:
         try:
             os.chdir(self.path)
             found = os.stat(".")
+        except FileNotFoundError as error:
+            return f"this node does not have the folder {self.path}: {error.strerror}; {TAKE_ALONG}"
         except (OSError, ValueError) as error:
             return f"this node does not have the folder {self.path}: {getattr(error, 'strerror', None) or error}"
         if (found.st_ino, found.st_uid) != self.identity:
-            return f"this node has a different folder {self.path}"
+            return f"this node has a different folder {self.path}; {TAKE_ALONG}"
         return ""
 
 

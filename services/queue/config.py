@@ -9,6 +9,7 @@ from pathlib import Path
 from cotenant.core.failures.retry import RetryRules
 from cotenant.core.scheduling.admission import SHARING, Rules
 from cotenant.services.queue.estimates.observation_sink import WINDOW_SECONDS
+from cotenant.services.queue.folders.folder_store import NO_FOLDERS, FolderRules
 from cotenant.services.queue.jobs.transitions import RETRY_RULES_DEFAULT
 from cotenant.services.queue.notifications.rules import OFF, NotificationRules
 from cotenant.store.capacity import NO_LIMITS, StoreLimits
@@ -38,3 +39,4 @@ class QueueConfig:
     tenant_bytes_max: int = 0  # store budget of a tenant without a limit of its own; 0: a quarter of the store
     store_limits: StoreLimits = NO_LIMITS
     notifications: NotificationRules = OFF
+    folders: FolderRules = NO_FOLDERS

@@ -33,6 +33,7 @@ from cotenant.store.port import Committed, Delete, Operation, Put
 from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import (
     array_service_pb2_grpc,
+    folder_service_pb2_grpc,
     job_pb2,
     job_service_pb2_grpc,
     node_service_pb2_grpc,
@@ -41,6 +42,7 @@ from cotenant.v1 import (
     resources_pb2,
     tenant_service_pb2_grpc,
 )
+from cotenant.v1 import folder_service_pb2 as folder_pb
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb
 from cotenant.v1 import policy_service_pb2 as policy_pb
@@ -217,6 +219,16 @@ PROBES: dict[str, Probe] = {
     "JobService/ListJobs": _listing,
     "JobService/WatchJobs": _watching,
     "JobService/ReadLogs": once(lambda job_id: pb.ReadLogsRequest(id=job_id)),
+    "JobService/ReadFiles": once(lambda job_id: pb.ReadFilesRequest(id=job_id)),
+    "FolderService/FindMissingChunks": lambda world, job_id: iter(
+        [folder_pb.FindMissingChunksRequest(tenant=_tenant(world, job_id), digests=[bytes(32)])]
+    ),
+    "FolderService/WriteChunks": lambda world, job_id: iter(
+        [folder_pb.WriteChunksRequest(tenant=_tenant(world, job_id), chunks=[b"x"])]
+    ),
+    "FolderService/CommitFolder": lambda world, job_id: iter(
+        [folder_pb.CommitFolderRequest(tenant=_tenant(world, job_id), pages=[bytes(32)])]
+    ),
     "JobService/ExplainJob": once(lambda job_id: pb.ExplainJobRequest(id=job_id)),
     "JobService/SummarizeFailures": lambda world, job_id: iter(
         [
@@ -255,6 +267,7 @@ ABOUT_PROCESSES = {"ProcessService/GetProcess", "ProcessService/GetCaller"}  # o
 STUBS: dict[str, tuple[str, Any]] = {
     "JobService": ("queue", job_service_pb2_grpc.JobServiceStub),
     "ArrayService": ("queue", array_service_pb2_grpc.ArrayServiceStub),
+    "FolderService": ("queue", folder_service_pb2_grpc.FolderServiceStub),
     "TenantService": ("queue", tenant_service_pb2_grpc.TenantServiceStub),
     "NodeService": ("placement", node_service_pb2_grpc.NodeServiceStub),
     "PredictorService": ("predictor", predictor_service_pb2_grpc.PredictorServiceStub),

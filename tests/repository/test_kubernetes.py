@@ -22,6 +22,7 @@ HOSTS = {  # the processes that serve each gRPC service
     "JobService": ("queue",),
     "ArrayService": ("queue",),
     "TenantService": ("queue",),
+    "FolderService": ("queue",),
     "NodeService": ("placement",),
     "PlacementService": ("placement",),
     "AgentService": ("placement",),
@@ -32,6 +33,7 @@ HOSTS = {  # the processes that serve each gRPC service
     "ProcessService": ("queue", "placement", "predictor"),
     "PolicyService": tuple(SERVICES),
 }
+VIA_PLACEMENT = "/cotenant.v1.FolderService/ReadChunks"  # agents have no other connection; it routes their calls
 ETCD = {"client": 2379, "peer": 2380, "metrics": 2381}
 PEOPLE = {Role.VIEWER, Role.USER, Role.TENANT_ADMIN, Role.OPERATOR}
 
@@ -63,7 +65,11 @@ NAMESPACES = {"watching": {"cotenant/watches": "true"}}
 def called_by(*roles: Role) -> set[str]:
     """Return the services that callers with these roles may call."""
     methods = (method for method, rule in ROLES.items() if rule.scopes.keys() & set(roles))
-    return {host for method in methods for host in HOSTS[method.split("/")[1].rpartition(".")[2]]}
+    return {
+        host
+        for method in methods
+        for host in (("placement",) if method == VIA_PLACEMENT else HOSTS[method.split("/")[1].rpartition(".")[2]])
+    }
 
 
 # What NetworkPolicies say [Kubernetes' reference, NetworkPolicySpec] -----------------------------------------

@@ -29,6 +29,9 @@ REPEATABLE = {
     "PlacementService.ForgetAttempts": "forgetting twice has no further effect",
     "AgentService.Connect": "a stream; reports and acknowledgements name their attempt",
     "AgentService.UploadOutput": "a stream of one attempt's output, answered to one reader",
+    "FolderService.FindMissingChunks": "it only reads, but for when chunks were last used",
+    "FolderService.WriteChunks": "a chunk is known by its content and written once",
+    "FolderService.CommitFolder": "a folder is known by its content",
     "SampleService.StreamSamples": "a stream; a repeated sample is recognized by its time",
 }
 READING = ("Get", "List", "Summarize", "Watch", "Read", "Explain", "Forecast", "Simulate", "Estimate", "PlanProfile")

@@ -1,4 +1,4 @@
-"""Relays processes' output from agents to readers; placement stores none of it."""
+"""Relays processes' output and files from agents to readers; placement stores none of it."""
 
 from __future__ import annotations
 
@@ -57,6 +57,8 @@ class OutputRelay:
         )
         if request.HasField("rank"):
             order.rank = request.rank
+        if request.HasField("files"):
+            order.files.CopyFrom(request.files)
         try:
             for read_id, node_id in ids.items():
                 self._reads[read_id], self._nodes[read_id] = read, node_id
@@ -64,7 +66,12 @@ class OutputRelay:
                 if not self._sessions.send(node_id, agent_pb2.ConnectResponse(reads=[order])):
                     raise _away(node_id)
             async for piece in self._pieces(read):
-                yield placement_pb2.ReadAttemptLogsResponse(rank=piece.rank, data=piece.data, truncated=piece.truncated)
+                yield placement_pb2.ReadAttemptLogsResponse(
+                    rank=piece.rank,
+                    data=piece.data,
+                    truncated=piece.truncated,
+                    file=piece.file if piece.HasField("file") else None,
+                )
         finally:
             for read_id in ids:
                 self._nodes.pop(read_id, None)

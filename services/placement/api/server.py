@@ -269,9 +269,13 @@ class Placement(
     async def ReadAttemptLogs(
         self, request: placement_pb2.ReadAttemptLogsRequest, context: object
     ) -> AsyncIterator[placement_pb2.ReadAttemptLogsResponse]:
-        """Stream the output that the nodes' agents read."""
+        """Stream the output or the files that the nodes' agents read."""
         live = self.cluster.attempts.get(request.job_id)
-        node_ids = live.nodes if live and live.key[1] == request.number else list(request.node_ids)
+        named = list(request.node_ids)
+        if request.HasField("files"):
+            node_ids = named[:1]  # each node has a working directory of its own
+        else:
+            node_ids = live.nodes if live and live.key[1] == request.number else named
         async for piece in self.output_relay.read(request, node_ids):
             yield piece
 

@@ -1,4 +1,4 @@
-"""A job's output, relayed from its nodes through placement."""
+"""A job's output and files, relayed from its nodes through placement."""
 
 from __future__ import annotations
 
@@ -30,6 +30,37 @@ class JobOutput:
             if not request.follow or request.attempt:
                 return
             first = attempt.number + 1
+
+    async def read_files(self, record: Record, request: pb.ReadFilesRequest) -> AsyncIterator[pb.ReadFilesResponse]:
+        """Yield files of an attempt's working directory, from the node of one of its ranks.
+
+        Raises:
+            Problem: it has none, or the agent is disconnected.
+        """
+        if record.spec.working_directory:
+            raise errors.failed_precondition(
+                "NOT_KEPT_HERE",
+                f"{record.id} runs in {record.spec.working_directory}, which belongs to its nodes; copy from there",
+            )
+        attempts = [one for one in (*record.job.past_attempts, record.job.attempt) if one.number]
+        wanted = [one for one in attempts if one.number == request.attempt] if request.attempt else attempts[-1:]
+        if not wanted and request.attempt:
+            raise errors.not_found("attempt", f"{record.id}/{request.attempt}")
+        if not wanted or wanted[0].state == job_pb2.ATTEMPT_STATE_ASSIGNED:
+            raise errors.failed_precondition("NO_FILES", f"{record.id} has not started yet, so it has no files")
+        call = placement_pb2.ReadAttemptLogsRequest(
+            job_id=record.id,
+            number=wanted[0].number,
+            rank=request.rank,
+            node_ids=[_node_of(wanted[0], request.rank)],
+            files=request.files,
+        )
+        try:
+            async for piece in self._placement.ReadAttemptLogs(call):
+                if piece.HasField("file"):
+                    yield pb.ReadFilesResponse(part=piece.file)
+        except grpc.aio.AioRpcError as error:
+            raise errors.from_error(error) from None
 
     async def _attempt(self, record: Record, request: pb.ReadLogsRequest, first: int) -> job_pb2.Attempt | None:
         """Return the requested attempt, or the first from a number on; with `follow`, wait until it runs."""
@@ -68,3 +99,15 @@ class JobOutput:
                 yield piece
         except grpc.aio.AioRpcError as error:
             raise errors.from_error(error) from None
+
+
+def _node_of(attempt: job_pb2.Attempt, rank: int) -> str:
+    """Return the node on which a rank of an attempt runs or ran.
+
+    Raises:
+        Problem: it has no such rank.
+    """
+    for allocation in attempt.allocations:
+        if any(task.rank == rank for task in allocation.tasks):
+            return allocation.node_id
+    raise errors.not_found("rank", str(rank))

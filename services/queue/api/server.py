@@ -22,6 +22,7 @@ from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.security.identity import caller
 from cotenant.services.queue.api.arrays import ArrayServicer
 from cotenant.services.queue.api.failure_summary import FailureSummary
+from cotenant.services.queue.api.folders import FolderServicer
 from cotenant.services.queue.api.job_pages import list_jobs
 from cotenant.services.queue.api.job_watch import JobWatch
 from cotenant.services.queue.api.objective_admission import ObjectiveAdmission
@@ -38,6 +39,7 @@ from cotenant.services.queue.estimates import prediction_outcomes
 from cotenant.services.queue.estimates.estimate_refresh import EstimateRefresh
 from cotenant.services.queue.estimates.observation_sink import ObservationSink
 from cotenant.services.queue.estimates.profiling import Profiling
+from cotenant.services.queue.folders.folder_store import FolderStore
 from cotenant.services.queue.jobs.admission_control import accept
 from cotenant.services.queue.jobs.archive import Archive
 from cotenant.services.queue.jobs.archived_jobs import ArchivedJobs
@@ -70,6 +72,7 @@ from cotenant.services.queue.scheduling.wait_metrics import WaitMetrics
 from cotenant.store.port import Store, StoreUnavailable
 from cotenant.v1 import (
     array_service_pb2_grpc,
+    folder_service_pb2_grpc,
     job_pb2,
     job_service_pb2_grpc,
     predictor_service_pb2_grpc,
@@ -83,7 +86,8 @@ QUEUES = "cotenant.queue_policies"
 JOB = "cotenant.v1.JobService"
 ARRAY = "cotenant.v1.ArrayService"
 TENANT = "cotenant.v1.TenantService"
-SERVICES = (JOB, ARRAY, TENANT)
+FOLDER = "cotenant.v1.FolderService"
+SERVICES = (JOB, ARRAY, TENANT, FOLDER)
 STORE_PROBE_SECONDS = 2.0
 SUMMED_AT_ONCE = 500  # jobs counted before other calls get a turn
 
@@ -132,9 +136,11 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.waits = WaitMetrics(self.state)
         self.output = JobOutput(self.state, self.placement)
         objectives = ObjectiveAdmission(self.state, self.scheduler)
+        self.folders = FolderServicer(self.state, FolderStore(config.folders))
         self.submission = Submission(
-            self.job_store, self.arrays, self.archived_jobs, self.admission, objectives, config.notifications
-        )
+            self.job_store, self.arrays, self.archived_jobs, self.admission, objectives, config.notifications,
+            self.folders.check,
+        )  # fmt: skip
         self.objectives = ObjectiveTracker(self.state, self.scheduler)
         self.notifier = Notifier(self.job_store, config.notifications)
         stop_by_wish = self.attempt_watcher.stop_by_wish
@@ -147,6 +153,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         host.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, self, JOB)
         host.add(array_service_pb2_grpc.add_ArrayServiceServicer_to_server, arrays, ARRAY)
         host.add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, tenants, TENANT)
+        host.add(folder_service_pb2_grpc.add_FolderServiceServicer_to_server, self.folders, FOLDER)
 
     # Start and stop ------------------------------------------------------------------------------------------
 
@@ -178,6 +185,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-probe", self._probe),
             ("queue-admission", self.admission.run),
             ("queue-notifications", self.notifier.run),
+            ("queue-folders", self.folders.run),
         ):
             self.background.forever(name, work)
 
@@ -263,6 +271,12 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.ReadLogsResponse]:
         """Yield a job's output; with `follow` through all of its attempts."""
         async for response in self.output.read(await self.archived_jobs.get(View(self.state), request.id), request):
+            yield response
+
+    async def ReadFiles(self, request: pb.ReadFilesRequest, context: Any) -> AsyncIterator[pb.ReadFilesResponse]:
+        """Yield files of a job's working directory."""
+        record = await self.archived_jobs.get(View(self.state), request.id)
+        async for response in self.output.read_files(record, request):
             yield response
 
     async def SummarizeFailures(

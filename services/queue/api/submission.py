@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -35,9 +36,11 @@ class Submission:
         admission: StoreAdmission,
         objectives: ObjectiveAdmission,
         notifications: NotificationRules,
+        check_upload: Callable[[str, str], Awaitable[None]],
     ) -> None:
         self._job_store, self._arrays, self._archived_jobs = job_store, arrays, archived_jobs
         self._admission, self._objectives, self._notifications = admission, objectives, notifications
+        self._check_upload = check_upload
 
     async def submit(self, request: Any, method: str) -> Record:
         """Return the job that a call creates or has created; of an array, its first job.
@@ -58,6 +61,7 @@ class Submission:
                 spec = accept(state, asked, before, array=array)
                 if wrong := [*violations(spec.notify, self._notifications)]:
                     raise errors.invalid(wrong)
+                await self._check_upload(spec.tenant, spec.upload)
                 size = size_of(asked, len(spec.array.indices) if spec.array else 1)
                 await self._admission.prepare(spec.tenant, size)
                 self._archived_jobs.check_known(View(state), before)

@@ -8,7 +8,8 @@ shared mount, so each node that could hold the job is tried once. When such a no
 left: then the attempt has failed like any other for which the infrastructure is not responsible.
 
 A submitter that is unknown to a node proves nothing about the node, which is not held because of one user. So a job
-that comes back to a node it avoids waits before the next try: there is no other node, and it would retry forever.
+that comes back to a node it avoids waits before the next try: there is no other node, and it would retry forever. The
+same is done where a job's uploaded folder could not be fetched, which is the queue's fault.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ DIRECTORY_AVOID_SECONDS = 3600.0
 DIRECTORY_NODES_MAX = 8  # this many nodes without the working directory count as all
 NOT_LAUNCHED = "not launched on "  # prefix of the phase reason until the job runs
 _DIRECTORY = "its working directory: "
+_PROVES_NOTHING = (job_pb2.LAUNCH_CAUSE_USER, job_pb2.LAUNCH_CAUSE_UPLOAD)  # about the node
 
 
 def can_launch_elsewhere(job: job_pb2.Job, now: float) -> bool:
@@ -35,10 +37,10 @@ def can_launch_elsewhere(job: job_pb2.Job, now: float) -> bool:
 
 
 def wait_seconds(job: job_pb2.Job, now: float) -> float:
-    """Return how long the job waits before its next try; 0 unless all nodes refuse its submitter."""
+    """Return how long the job waits before its next try; 0 unless no node is to blame."""
     failure = job.attempt.launch_failure
     avoided = {one.node_id for one in node_avoidance.active(job, now)}
-    if failure.cause != job_pb2.LAUNCH_CAUSE_USER or failure.node_id not in avoided:
+    if failure.cause not in _PROVES_NOTHING or failure.node_id not in avoided:
         return 0.0
     return min(UNKNOWN_USER_SECONDS_MAX, UNKNOWN_USER_SECONDS * 2.0 ** min(job.launch_failures - 1, 30))
 

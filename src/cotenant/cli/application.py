@@ -17,6 +17,8 @@ _ENTRIES = (
     ("jobs", "jobs.list_jobs", "List jobs.", JOBS),
     ("show", "jobs.show", "Show everything about a job.", JOBS),
     ("logs", "jobs.logs", "Print a job's output.", JOBS),
+    ("files", "jobs.files", "List the files in a job's working directory.", JOBS),
+    ("cp", "jobs.cp", "Copy files out of a job's working directory.", JOBS),
     ("wait", "jobs.wait", "Wait until jobs have ended; exit 0 if all succeeded.", JOBS),
     ("cancel", "jobs.change", "Cancel jobs.", JOBS),
     ("suspend", "jobs.change", "Stop jobs and hold them until they are resumed.", JOBS),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cotenant.security.grpc_tls import TlsFiles
     from cotenant.v1.array_service_pb2_grpc import ArrayServiceAsyncStub
     from cotenant.v1.contention_service_pb2_grpc import ContentionServiceAsyncStub
+    from cotenant.v1.folder_service_pb2_grpc import FolderServiceAsyncStub
     from cotenant.v1.job_service_pb2_grpc import JobServiceAsyncStub
     from cotenant.v1.node_service_pb2_grpc import NodeServiceAsyncStub
     from cotenant.v1.policy_service_pb2_grpc import PolicyServiceAsyncStub
@@ -73,6 +74,11 @@ class Mesh:
     def arrays(self) -> ArrayServiceAsyncStub:
         """The queue's API for arrays."""
         return cast("ArrayServiceAsyncStub", self._stub("queue", "ArrayService"))
+
+    @property
+    def folders(self) -> FolderServiceAsyncStub:
+        """The queue's API for uploaded folders."""
+        return cast("FolderServiceAsyncStub", self._stub("queue", "FolderService"))
 
     @property
     def nodes(self) -> NodeServiceAsyncStub:

@@ -230,10 +230,21 @@ class AsyncClient:
                 return await work(self._mesh)
 
 
+async def _upload(mesh: Mesh, draft: Draft, validate_only: bool) -> Draft:
+    """Upload the folder that a job takes along, and return the job with its id."""
+    from cotenant.cli.jobs.folder_upload import Uploads  # most jobs have none
+
+    uploads = await asyncio.to_thread(Uploads, [draft])
+    [uploaded] = uploads.dry([draft]) if validate_only else await uploads.upload(mesh, [draft])
+    return uploaded
+
+
 async def _create(
     mesh: Mesh, draft: Draft, request_id: str, *, validate_only: bool = False
 ) -> JobMessage | ArrayMessage:
     """Create a job with its dependencies resolved; a refusal names the fields as the caller wrote them."""
+    if draft.spec.upload:
+        draft = await _upload(mesh, draft, validate_only)
     [step] = await resolve_ids(mesh, [Step(draft, 0)])
     try:
         spec = draft.to_wire(step.spec({}))

@@ -115,6 +115,7 @@ class JobFields(Requests, total=False):
     qos: Objectives
     objective_check: Literal["require", "warn", "ignore"]
     workdir: str | PurePath
+    upload: str | PurePath
     role: str
     replicas: int | str
     replicas_min: int

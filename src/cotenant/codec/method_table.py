@@ -181,6 +181,44 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             route="NODE",
             retried=True,
         ),
+        "/cotenant.v1.FolderService/FindMissingChunks": MethodRules(
+            {
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            retried=True,
+            deadline_seconds=30,
+        ),
+        "/cotenant.v1.FolderService/WriteChunks": MethodRules(
+            {
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            retried=True,
+            deadline_seconds=60,
+        ),
+        "/cotenant.v1.FolderService/CommitFolder": MethodRules(
+            {
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+            deadline_seconds=60,
+        ),
+        "/cotenant.v1.FolderService/ReadChunks": MethodRules(
+            {
+                "agent": "OWN_NODE",
+            },
+            route="LEADER",
+            streams=True,
+        ),
         "/cotenant.v1.JobService/CreateJob": MethodRules(
             {
                 "user": "TENANT",
@@ -321,6 +359,16 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             deadline_seconds=60,
         ),
         "/cotenant.v1.JobService/ReadLogs": MethodRules(
+            {
+                "viewer": "TENANT",
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            streams=True,
+        ),
+        "/cotenant.v1.JobService/ReadFiles": MethodRules(
             {
                 "viewer": "TENANT",
                 "user": "TENANT",

@@ -238,6 +238,11 @@ class Jobs(jobs_grpc.JobServiceServicer):
             return pb.SimulateJobResponse(refusal=refusal, position=3)
         return pb.SimulateJobResponse(starts_now=True, allocations=[allocation()], preempted_job_ids=["old"])
 
+    async def ReadFiles(self, request: pb.ReadFilesRequest, context: Any) -> AsyncIterator[pb.ReadFilesResponse]:
+        job = self._known(request.id)
+        raise errors.failed_precondition("NO_FILES", f"{job.id} has no files")
+        yield
+
     async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.ReadLogsResponse]:
         self.asked.append(request)
         job = self._known(request.id)

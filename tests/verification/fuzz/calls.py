@@ -41,7 +41,7 @@ from cotenant.v1 import tenant_service_pb2 as tenants_pb
 HEAVY = "heavy calls"
 NAMES = ("unary calls", "streaming calls", HEAVY, "undecodable calls", "invalid HTTP/2")
 SERVED_BY = {
-    **dict.fromkeys(("JobService", "ArrayService", "TenantService"), "queue"),
+    **dict.fromkeys(("JobService", "ArrayService", "TenantService", "FolderService"), "queue"),
     **dict.fromkeys(("NodeService", "AgentService", "PlacementService"), "placement"),
     **dict.fromkeys(("PredictorService", "ObservationService"), "predictor"),
     **dict.fromkeys(("ContentionService", "SampleService"), "contention"),

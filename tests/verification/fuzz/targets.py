@@ -65,6 +65,7 @@ def all_targets() -> Iterator[Target]:
     from tests.verification.fuzz import (
         agent_files,
         external_inputs,
+        folder_files,
         learned_records,
         mesh_files,
         operator_files,
@@ -86,6 +87,7 @@ def all_targets() -> Iterator[Target]:
             store_files,
             learned_records,
             external_inputs,
+            folder_files,
             predictor_calls,
             specs,
         ),

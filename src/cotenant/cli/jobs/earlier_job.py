@@ -49,9 +49,12 @@ def draft_like(earlier: Job | Array, overrides: MapNode, now: float) -> Draft:
     targets, triggers = tuple(message.notify), triggers_from_wire(message.notify_on)
     message.ClearField("notify")  # redacted targets cannot be read again; the server knows them
     message.ClearField("notify_on")
+    message.ClearField("upload")  # in a job file it is a path, here the id of a folder that the mesh has
     before = spec_from_wire(message)
     (draft,) = read_jobs(write_jobs([before]), f"job {earlier.id}", now, overrides)
     spec = replace(draft.spec, submit_directory=before.submit_directory)
+    if not given & {"upload", "workdir"}:
+        spec = replace(spec, upload=earlier.spec.upload)
     if "notify" not in given:
         spec = replace(spec, notify=targets, notify_on=spec.notify_on or triggers)
     return replace(draft, spec=spec, like=earlier.id)

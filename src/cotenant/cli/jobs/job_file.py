@@ -61,6 +61,7 @@ FILE_BYTES_MAX = 2**20
 JOBS_MAX = 1000
 MISTAKES_SHOWN_MAX = 100
 STDIN = "-"
+EMPTY_WORKDIR = "none"  # instead of a working directory: an empty one of the job's own
 SHELL = ("sh", "-c")  # runs a command given as one string
 
 
@@ -99,10 +100,12 @@ class Draft:
     place: SourcePosition
     places: Mapping[str, tuple[SourcePosition, str]]  # by wire path: the position, and the field's name in the file
     like: str = ""  # id of the earlier job or array that it repeats
+    empty_workdir: bool = False  # it asks for an empty working directory
 
     def submitted_from(self, folder: SubmitDirectory | None) -> Draft:
-        """Return this job, submitted from a folder."""
-        return replace(self, spec=replace(self.spec, submit_directory=folder))
+        """Return this job, submitted from a folder; where it asks for another one, it does not start there."""
+        elsewhere = self.empty_workdir or bool(self.spec.upload)
+        return replace(self, spec=replace(self.spec, submit_directory=None if elsewhere else folder))
 
     def to_wire(self, spec: JobSpec) -> job_pb2.JobSpec:
         """Return the message of a spec; without an explicit tenant, the queue uses the caller's own."""
@@ -211,6 +214,8 @@ class _Reader:
         for name, fields in GROUPS.items():
             values |= self._inner(given, name, fields)
         roles = self._roles(given)
+        if empty := values.get("working_directory") == EMPTY_WORKDIR:
+            del values["working_directory"]
         spec = JobSpec(
             **attributes({"kind": default_kind(roles), **values}),
             roles=roles,
@@ -221,7 +226,7 @@ class _Reader:
             notify=tuple(self._texts(given, "notify")),
             notify_on=self._triggers(given),
         )
-        draft = Draft(spec, node.place, self._places)
+        draft = Draft(spec, node.place, self._places, empty)
         if isinstance(node, MapNode):
             self._check_rules(draft)
         return draft

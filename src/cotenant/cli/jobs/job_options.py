@@ -24,7 +24,7 @@ HELP_ORDER = (  # other fields follow
     "gpu_type", "replicas", "replicas_min", "replicas_max", "qos.latency",
     "qos.percentile", "qos.arrivals", "qos.rate", "role", "tenant", "queue", "priority", "deadline", "begin",
     "expected", "time_limit", "model", "steps", "progress.regex", "profile", "locality", "retries", "grace", "signal",
-    "after", "after_ok", "array", "workdir", "notify_on",
+    "after", "after_ok", "array", "workdir", "upload", "notify_on",
 )  # fmt: skip
 
 

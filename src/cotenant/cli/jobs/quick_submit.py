@@ -26,6 +26,7 @@ from cotenant.core.model.priority import parse_priority
 from cotenant.v1.job_pb2 import JOB_KIND_TRAINING, Job, JobSpec
 from cotenant.v1.job_service_pb2 import CreateJobRequest, CreateJobResponse
 
+EMPTY_WORKDIR = "none"  # as in `job_file`, whose import takes longer than a plain submission
 READ: Mapping[str, Callable[[str], Any]] = {
     "TEXT": str,
     "INTEGER": units.parse_integer,
@@ -43,7 +44,8 @@ def submitted(context: Any, given: dict[str, Any], tail: list[str] | None) -> bo
     spec = plain_spec(given, tail)
     if spec is None or _has_default_targets() or len(given["request_id"]) > units.REQUEST_ID_LENGTH_MAX:
         return False
-    folder = None if given["empty_workdir"] else find_directory(os.environ)
+    elsewhere = given["empty_workdir"] or given["job_workdir"] == EMPTY_WORKDIR
+    folder = None if elsewhere else find_directory(os.environ)
     if folder:
         path, inode, owner_uid, variables = folder
         spec.submit_directory.path, spec.submit_directory.inode = path, inode
@@ -87,6 +89,8 @@ def plain_spec(given: Mapping[str, Any], tail: list[str] | None) -> JobSpec | No
         spec.labels.update(_pairs(given["job_labels"]))
     except ValueError:
         return None
+    if spec.working_directory == EMPTY_WORKDIR:
+        spec.working_directory = ""
     if spec.roles[0].resources.gpu_milli > 0:
         spec.kind = JOB_KIND_TRAINING
     if given["job_not_preemptible"]:

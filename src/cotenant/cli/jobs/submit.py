@@ -71,7 +71,8 @@ def submit(
 
     A job starts in the current folder, with your PATH and virtual environment, on every node that has
     this folder: on this machine, or through a shared file system. On other nodes it starts in an empty
-    folder. --workdir names another one.
+    folder. --upload . takes the folder along to every node; --workdir names another folder of the nodes,
+    and --workdir none an empty one.
 
     Options override the fields of each job in the files. All jobs are validated before the first is submitted. --array
     runs a job once per index; --after and --after-ok make it wait for other jobs, --begin for a time, and --hold until
@@ -82,6 +83,7 @@ def submit(
     Examples:
       cotenant submit --gpus 1 --wait -- python3 train.py --epochs 90
       cotenant submit --cpus 4 --memory 8GiB --env DATA=/data -- ./preprocess
+      cotenant submit --upload . --gpus 1 -- python3 train.py; cotenant cp @last:checkpoints .
       cotenant submit --example > job.yaml
       cotenant submit job.yaml --tenant vision
       cotenant submit --array 0-99%10 --cpus 1 -- ./sweep
@@ -107,11 +109,13 @@ def submit(
         from cotenant.cli.jobs.earlier_job import find_draft  # few jobs repeat another
 
         draft = find_draft(Flags.of(context), like, job)
-        drafts = [draft.submitted_from(None) if empty_workdir else draft]
+        drafts = [draft.submitted_from(None) if empty_workdir or draft.empty_workdir else draft]
     else:
         folder = None if empty_workdir else current_directory(os.environ)
         drafts = [draft.submitted_from(folder) for draft in read_drafts(files or [], job, time.time())]
         drafts = drafts if no_notify else with_default_targets(drafts, defaults)
+    if not like or "upload" in {key.text for key, _ in job.entries}:  # else it has the earlier job's folder already
+        drafts = _upload(Flags.of(context), drafts, dry_run)
     drafts = without_targets(drafts) if no_notify else drafts
     bell = Bell(wanted=defaults.bell and not no_bell)
     steps = order_steps(drafts)
@@ -136,6 +140,16 @@ def submit(
             _note_jobs_continue(accepted, dry_run, "no longer waiting: the mesh is unreachable")
         raise
     print_accepted(accepted, as_json, dry_run, waited=wait or following)
+
+
+def _upload(flags: Flags, drafts: list[Draft], dry_run: bool) -> list[Draft]:
+    """Upload the folders that jobs take along, and return the jobs with their ids."""
+    if not any(draft.spec.upload for draft in drafts):
+        return drafts
+    from cotenant.cli.jobs.folder_upload import Uploads  # most jobs have none
+
+    uploads = Uploads(drafts)
+    return uploads.dry(drafts) if dry_run else with_mesh(flags, lambda mesh: uploads.upload(mesh, drafts))
 
 
 def example_text() -> str:

@@ -38,6 +38,7 @@ from cotenant.services.predictor.predictor_replica import LEADER as PREDICTOR_LE
 from cotenant.services.predictor.profiling.profile_planner import ProfileRules
 from cotenant.services.queue.api import server as queue
 from cotenant.services.queue.estimates.observation_sink import WINDOW_SECONDS
+from cotenant.services.queue.folders.folder_store import FolderRules
 from cotenant.services.queue.jobs.transitions import RETRY_RULES_DEFAULT
 from cotenant.services.queue.notifications.rules import OFF, NotificationRules
 from cotenant.services.queue.queue_replica import LEADER as QUEUE_LEADER
@@ -86,6 +87,7 @@ class MeshConfig:
     ended_jobs: int = 20_000  # kept at most
     ended_days: float = 30.0  # kept at most this long
     history_seconds: float = HISTORY_SECONDS  # of store revisions
+    folders: FolderRules | None = None  # None: in the state directory
     archive: Path | None = None  # where ended jobs are written before they are deleted
     notifications: NotificationRules = OFF
     profile_seconds: float = 300.0  # time limit of profiling a running job; 0: no profiling
@@ -278,6 +280,7 @@ def _queue(config: MeshConfig) -> queue.QueueConfig:
         ended_kept_max=config.ended_jobs,
         ended_kept_seconds=config.ended_days * 86_400,
         archive=config.archive,
+        folders=config.folders or FolderRules(config.state_dir / "uploads"),
         notifications=config.notifications,
     )
 

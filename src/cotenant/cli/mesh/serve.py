@@ -31,6 +31,7 @@ from cotenant.cli.mesh.settings import (
     agent_settings,
     archive_path,
     check_failure_rules,
+    folder_rules,
     hold_rules,
     merged,
     node_name,
@@ -373,6 +374,7 @@ def _queue(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, Any, N
         ended_kept_seconds=setup.settings.ended_days * 86_400,
         history_seconds=setup.settings.history_seconds,
         archive=archive_path(setup.settings, setup.state_dir),
+        folders=folder_rules(setup.settings, setup.state_dir),
     )
     return run(**common, config=config, advertised=setup.address)
 

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from cotenant.core.failures.launch_health import HoldRules
     from cotenant.core.failures.retry import RetryRules
     from cotenant.core.scheduling.admission import Rules
+    from cotenant.services.queue.folders.folder_store import FolderRules
     from cotenant.store.capacity import StoreLimits
 
 ARCHIVE_FILE = "archive.sqlite"
+UPLOADS_DIRECTORY = "uploads"
 AGENT = (  # settings of agents, named as in `AgentConfig`
     "rack", "shareable_gpus", "split_siblings", "memory_bandwidth_peak", "pids_max", "work_bytes_max",
-    "disk_reserve_bytes", "scratch_directory", "shared_identity", "share_machine",
+    "disk_reserve_bytes", "folder_cache_bytes", "scratch_directory", "shared_identity", "share_machine",
 )  # fmt: skip
 
 
@@ -44,6 +46,7 @@ class Settings:
     store_quota_bytes: int = 0
     disk_reserve_bytes: int = 128 * 2**20
     work_bytes_max: int = 0
+    folder_cache_bytes: int = 10 * 2**30
     gpus: str = "auto"
     nodes: int = 1
     shareable_gpus: bool = False
@@ -86,6 +89,9 @@ class Settings:
     ended_days: float = 30.0
     history_seconds: float = 600.0
     archive: str = ""
+    uploads: str = ""
+    upload_quota_bytes: int = 50 * 2**30
+    upload_days: float = 7.0
     options: Mapping[str, Mapping[str, str]] | None = None
     sections: Mapping[str, Mapping[str, Any]] | None = None  # tables of cotenant.cli.mesh.security_options, by name
 
@@ -241,6 +247,18 @@ def archive_path(settings: Settings, state_dir: Path) -> Path | None:
     if settings.archive == "none":
         return None
     return state_dir / (settings.archive or ARCHIVE_FILE)
+
+
+def folder_rules(settings: Settings, state_dir: Path) -> FolderRules:
+    """Return where uploaded folders are kept, and how much; replicas of the queue need the same directory.
+
+    >>> folder_rules(Settings(uploads="/shared/uploads"), Path("/s")).directory
+    PosixPath('/shared/uploads')
+    """
+    from cotenant.services.queue.folders.folder_store import FolderRules
+
+    directory = state_dir / (settings.uploads or UPLOADS_DIRECTORY)
+    return FolderRules(directory, settings.upload_quota_bytes, settings.upload_days * 86_400)
 
 
 def _type_error(key: str, value: Any) -> str:

@@ -23,6 +23,7 @@ from cotenant.cli.mesh.settings import (
     agent_settings,
     archive_path,
     check_failure_rules,
+    folder_rules,
     hold_rules,
     merged,
     node_name,
@@ -285,6 +286,7 @@ def mesh_config(
         ended_days=settings.ended_days,
         history_seconds=settings.history_seconds,
         archive=archive_path(settings, state_dir),
+        folders=folder_rules(settings, state_dir),
         notifications=notification_rules(settings.sections),
     )
 

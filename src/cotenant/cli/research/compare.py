@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cotenant.cli.annotations import typer
 from cotenant.cli.outcome import Exit, ExitCode, note
+from cotenant.cli.progress_bar import Bar
 from cotenant.cli.render import Column, print_table
-from cotenant.cli.research.simulation_options import Bar, complete_arms, report_writer, stop_on_interrupt, with_scenario
+from cotenant.cli.research.simulation_options import complete_arms, report_writer, stop_on_interrupt, with_scenario
 from cotenant.cli.units import short_seconds
 
 if TYPE_CHECKING:  # numpy and the core are imported only to simulate

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cotenant.cli.annotations import options, typer
 from cotenant.cli.outcome import CommandError, Exit, ExitCode, note, usage_error
+from cotenant.cli.progress_bar import Bar
 from cotenant.cli.render import Column, print_table
-from cotenant.cli.research.simulation_options import Bar, Watcher, as_command_errors, stop_on_interrupt
+from cotenant.cli.research.simulation_options import Watcher, as_command_errors, stop_on_interrupt
 from cotenant.cli.units import short_seconds
 from cotenant.core.model.refusal import gpus, plural
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cotenant.cli.annotations import typer
 from cotenant.cli.outcome import CommandError, Exit, ExitCode, note, usage_error
+from cotenant.cli.progress_bar import Bar
 from cotenant.cli.render import Column, print_table
-from cotenant.cli.research.simulation_options import Bar, stop_on_interrupt
+from cotenant.cli.research.simulation_options import stop_on_interrupt
 
 if TYPE_CHECKING:  # numpy and the core are imported only to simulate
     from collections.abc import Iterator

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cotenant.cli.annotations import typer
 from cotenant.cli.outcome import Exit, ExitCode, note
+from cotenant.cli.progress_bar import Bar
 from cotenant.cli.render import print_card
 from cotenant.cli.research.simulation_options import (
-    Bar,
     RowWatcher,
     Watcher,
     report_writer,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +17,7 @@ from cotenant.cli.profile_names import complete_profiles
 from cotenant.cli.shared_options import with_options_of
 
 if TYPE_CHECKING:  # numpy and the core are imported only to simulate
-    from rich.progress import Progress
-
+    from cotenant.cli.progress_bar import Bar
     from cotenant.simulator.comparison.summary import Comparison
     from cotenant.simulator.engine import Simulation
     from cotenant.simulator.scenario import Scenario
@@ -268,35 +266,6 @@ def stop_on_interrupt() -> Iterator[Stop]:
         yield stop
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-class Bar:
-    """A progress bar on stderr, shown only on a terminal."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._bar: Progress | None = None
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar:
-            self._bar.stop()
-
-    def show(self, done: float, of: float | None) -> None:
-        """Show the progress; `of` is None if the total is unknown."""
-        if not sys.stderr.isatty():
-            return
-        if self._bar is None:
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._bar.add_task(self._what, total=of)
-            self._bar.start()
-        description = self._what if of is not None else f"{self._what}: {done:,.0f}"
-        self._bar.update(self._bar.task_ids[0], completed=done, description=description)
 
 
 class Watcher:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cotenant.cli.annotations import options, typer
 from cotenant.cli.outcome import note, usage_error
+from cotenant.cli.progress_bar import Bar
 from cotenant.cli.render import print_card
-from cotenant.cli.research.simulation_options import Bar, RowWatcher, as_command_errors, stop_on_interrupt
+from cotenant.cli.research.simulation_options import RowWatcher, as_command_errors, stop_on_interrupt
 from cotenant.cli.units import short_seconds
 
 if TYPE_CHECKING:  # numpy is imported only to read a trace

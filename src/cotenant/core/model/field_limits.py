@@ -99,6 +99,12 @@ def _path_error(text: str) -> str:
     return ""
 
 
+def _text_path_error(text: str) -> str:
+    if len(text) > PATH_LENGTH_MAX:
+        return f"has {len(text)} characters; {PATH_LENGTH_MAX} are allowed at most"
+    return "contains a NUL byte" if "\0" in text else ""
+
+
 def shown(text: str) -> str:
     """Return a text quoted for an error, short and harmless.
 
@@ -114,4 +120,5 @@ PERCENTILE = _limit("be from 0 to below 100", lambda value: 0 <= value < 100)
 FINITE = _limit("be a finite number", math.isfinite)
 NAME = Limit(f"be printable, without slashes, at most {NAME_LENGTH_MAX} characters", name_error)
 ID = Limit("be lower-case letters, digits and dashes, at most 63", _id_error)
+TEXT_PATH = Limit(f"be a path of at most {PATH_LENGTH_MAX} characters", _text_path_error)
 PATH = Limit(f"be an absolute path of at most {PATH_LENGTH_MAX} characters", _path_error)

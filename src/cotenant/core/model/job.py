@@ -195,6 +195,7 @@ class JobSpec:
     begin_seconds: float | None = None  # unix time before which it does not start
     resize: ResizeMode | None = None  # None: by a restart
     scale: BatchScaling | None = None  # None: strong
+    upload: str = ""  # id of the uploaded folder in which it starts; of a draft, the path of a folder to upload
 
     @property
     def gpu_milli(self) -> int:

@@ -21,6 +21,7 @@ from cotenant.core.model.field_limits import (
     NOT_NEGATIVE,
     PATH,
     PERCENTILE,
+    TEXT_PATH,
     ZERO_OR_POSITIVE,
     Limit,
     at_least,
@@ -235,6 +236,8 @@ JOB: tuple[JobField, ...] = (
     JobField("workdir", T.TEXT, "working_directory", limit=PATH, metavar="DIR",
         help="Working directory on the nodes; default: the current folder.", shown="working directory",
         other_names=("working_directory",)),
+    JobField("upload", T.TEXT, limit=TEXT_PATH, metavar="DIR", shown="uploaded folder",
+        help="Upload this folder, and start in a copy of it; . is the current one."),
 )
 
 # Of `Role`, in job files beside those of `JOB` or in each entry of `roles`, where `role` is called `name`.

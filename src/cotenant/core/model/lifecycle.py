@@ -177,6 +177,7 @@ class LaunchCause(StrEnum):
     ORDER = "order"
     WORKING_DIRECTORY = "working_directory"
     OTHER = "other"
+    UPLOAD = "upload"
 
 
 class InvalidTransition(Exception):

@@ -43,6 +43,8 @@ VIOLATIONS_MAX = 32  # of one request; the rest are counted
 REQUEST_BYTES_MAX = 64 * KIB
 REQUEST_SPEC_BYTES_MAX = 320 * KIB
 REQUEST_SPECS_BYTES_MAX = 512 * KIB
+REQUEST_DIGESTS_BYTES_MAX = 384 * KIB  # of 10,000 digests
+REQUEST_CHUNKS_BYTES_MAX = 3 * KIB * KIB + 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ _LIMITS = (
     Limit("request", REQUEST_BYTES_MAX, "bytes", "Of a call by people, but for those that carry jobs."),
     Limit("request with a job", REQUEST_SPEC_BYTES_MAX, "bytes", "`CreateJob`, `CreateArray` and `UpdateJob`."),
     Limit("request with jobs", REQUEST_SPECS_BYTES_MAX, "bytes", "`SimulateJob`."),
+    Limit("request with digests", REQUEST_DIGESTS_BYTES_MAX, "bytes", "`FindMissingChunks`."),
+    Limit("request with chunks", REQUEST_CHUNKS_BYTES_MAX, "bytes", "`WriteChunks`."),
     Limit("candidates of a plan", PLAN_CANDIDATES_MAX, "jobs", "Between services: `PlanPlacement`."),
     Limit("candidates of a forecast", FORECAST_CANDIDATES_MAX, "jobs", "Between services: `ForecastStarts`."),
     Limit("runs of a forecast", FORECAST_RUNS_MAX, "attempts", "Between services: `ForecastStarts`."),

@@ -287,6 +287,8 @@ def notify_violations(targets: Sequence[str]) -> Iterator[Violation]:
 
 
 def _texts(spec: JobSpec) -> Found:
+    if spec.upload and spec.working_directory:
+        yield "upload", "a job has an uploaded folder or a working directory, not both"
     for field, words in _commands(spec):
         if len(words) > COMMAND_WORDS_MAX:
             yield field, f"has {len(words)} words; {COMMAND_WORDS_MAX} are allowed at most"

@@ -30,7 +30,7 @@ from cotenant.core.failures.launch_health import (
 from cotenant.core.model.lifecycle import LaunchCause
 
 RULES, UNKNOWN = HoldRules(), NodeLaunches()
-CAUSES = [cause for cause in LaunchCause if cause is not LaunchCause.WORKING_DIRECTORY]
+CAUSES = [cause for cause in LaunchCause if cause not in (LaunchCause.WORKING_DIRECTORY, LaunchCause.UPLOAD)]
 TIMES = st.floats(0.0, 1e6)
 
 

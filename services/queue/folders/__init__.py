@@ -1,0 +1,1 @@
+"""Uploaded folders as the queue keeps them."""
