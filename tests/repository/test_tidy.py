@@ -29,6 +29,9 @@ REPEATABLE = {
     "PlacementService.ForgetAttempts": "forgetting twice has no further effect",
     "AgentService.Connect": "a stream; reports and acknowledgements name their attempt",
     "AgentService.UploadOutput": "a stream of one attempt's output, answered to one reader",
+    "AgentService.ServeSession": "a stream of one session, answered to one caller",
+    "JobService.OpenSession": "a stream; a command is not run again for a caller who is gone",
+    "PlacementService.OpenAttemptSession": "the same, relayed",
     "SampleService.StreamSamples": "a stream; a repeated sample is recognized by its time",
 }
 READING = ("Get", "List", "Summarize", "Watch", "Read", "Explain", "Forecast", "Simulate", "Estimate", "PlanProfile")

@@ -16,6 +16,8 @@ _ENTRIES = (
     ("jobs", "jobs.list_jobs", "List jobs.", JOBS),
     ("show", "jobs.show", "Show everything about a job.", JOBS),
     ("logs", "jobs.logs", "Print a job's output.", JOBS),
+    ("exec", "sessions.exec_command", "Run a command inside a running job.", JOBS),
+    ("forward", "sessions.forward", "Forward local ports to a running job.", JOBS),
     ("wait", "jobs.wait", "Wait until jobs have ended; exit 0 if all succeeded.", JOBS),
     ("cancel", "jobs.change", "Cancel jobs.", JOBS),
     ("suspend", "jobs.change", "Stop jobs and hold them until they are resumed.", JOBS),
