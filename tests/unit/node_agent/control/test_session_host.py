@@ -133,7 +133,7 @@ async def until(true: Callable[[], object]) -> None:
 
 
 def running() -> set[str]:
-    return {task.get_name() for task in asyncio.all_tasks()} - {asyncio.current_task().get_name()}  # type: ignore[union-attr]
+    return {task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
 
 GRANT = SessionFrame(window=1000)

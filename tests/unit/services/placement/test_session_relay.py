@@ -127,7 +127,7 @@ async def test_a_session_that_is_over_or_taken_is_not_served(relayed: Relayed) -
         await anext(relayed.relay.serve(relayed.agent(session_id)))
     waiting.cancel()
     await asyncio.wait({waiting})
-    await served.aclose()  # type: ignore[attr-defined]
+    await served.aclose()
 
 
 async def test_a_slow_reader_holds_back_both_hops(relayed: Relayed) -> None:
