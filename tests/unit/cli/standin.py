@@ -223,6 +223,9 @@ class Jobs(jobs_grpc.JobServiceServicer):
             return pb.SimulateJobResponse(refusal=refusal, position=3)
         return pb.SimulateJobResponse(starts_now=True, allocations=[allocation()], preempted_job_ids=["old"])
 
+    def OpenSession(self, request_iterator: Any, context: Any) -> Any:
+        raise NotImplementedError
+
     async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.ReadLogsResponse]:
         self.asked.append(request)
         job = self._known(request.id)

@@ -54,6 +54,9 @@ class OddPlacement(agent_service_pb2_grpc.AgentServiceServicer):
     async def UploadOutput(self, request_iterator: Any, context: Any) -> agent_pb2.UploadOutputResponse:
         raise NotImplementedError
 
+    def ServeSession(self, request_iterator: Any, context: Any) -> Any:
+        raise NotImplementedError
+
 
 @pytest.mark.parametrize(
     ("how", "why"),

@@ -42,6 +42,11 @@ class Impostor(agent_service_pb2_grpc.AgentServiceServicer):
         """Accept an upload that was never requested."""
         return pb.UploadOutputResponse()
 
+    async def ServeSession(self, requests: AsyncIterator[pb.ServeSessionRequest], context: Any) -> AsyncIterator[Any]:
+        """End a session that was never requested."""
+        for nothing in ():
+            yield nothing
+
 
 async def main(address: str, term: str) -> None:
     """Serve until killed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,7 +87,7 @@ class Placement:
         self.got: list[SessionFrame] = []
         self.answered = asyncio.Event()
 
-    async def serve(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def serve(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         assert (await anext(requests)).session_id == "s"
         reading = asyncio.create_task(self._read(requests))
         try:
