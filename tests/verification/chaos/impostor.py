@@ -43,9 +43,8 @@ class Impostor(agent_service_pb2_grpc.AgentServiceServicer):
         return pb.UploadOutputResponse()
 
     async def ServeSession(self, requests: AsyncIterator[pb.ServeSessionRequest], context: Any) -> AsyncIterator[Any]:
-        """End a session that was never requested."""
-        for nothing in ():
-            yield nothing
+        """Answer a session that was never requested."""
+        yield pb.ServeSessionResponse()
 
 
 async def main(address: str, term: str) -> None:
