@@ -79,6 +79,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
         "commands": Form(10),
         "contention": Form(15),
         "migration": Form(15, long_form=True),
+        "sessions": Form(25, excluded="the default set has no minute left for it"),
         "restart": Form(70, excluded="starts meshes on stores with 50,000 jobs, which takes a minute"),
         "predictor": Form(50),
         "predictor_fits": Form(10),

@@ -38,6 +38,7 @@ from cotenant.node_agent.control.placement_outbox import PlacementOutbox
 from cotenant.node_agent.control.progress_reader import ProgressReader
 from cotenant.node_agent.control.progress_reports import ProgressReports
 from cotenant.node_agent.control.sampler import Sampler, SampleSources
+from cotenant.node_agent.control.session_host import SessionHost
 from cotenant.node_agent.control.state_directory import open_state_directory
 from cotenant.node_agent.control.throttle_directives import ThrottleDirectives
 from cotenant.node_agent.control.throttles import Throttles
@@ -128,12 +129,13 @@ class _Parts:
             node_id, attempts, outbox, runtime, fence, self.progress, self.profiles, throttles, self.health
         )
         self.uploads = OutputUploads(runtime.output_directory, attempts)
+        self.sessions = SessionHost(runtime, attempts)
         self.loop_lag = LoopLagMonitor()
         self.leader = LeaderCheck(node_id, fence, Lease(str(state_dir / LEASE)))
         self.placement = PlacementLink(
             config.placement_endpoint, config.token, outbox,
             NodeDescription(node_id, incarnation, inventory, self.manager, fence, self.loop_lag),
-            self.leader, PlacementOrders(self.manager, self.health, self.uploads), rng,
+            self.leader, PlacementOrders(self.manager, self.health, self.uploads, self.sessions), rng,
         )  # fmt: skip
         self.folders = UploadedFolders(
             state_dir, FolderSource(node_id, self.placement.folders, rng), config.folder_cache_bytes
@@ -199,7 +201,7 @@ class _Parts:
         await self.profiles.close()
         await self.placement.flush_outbox()
         for part in (
-            *(self.background, self.uploads, self.manager, self.progress),
+            *(self.background, self.uploads, self.sessions, self.manager, self.progress),
             *(self.runtime, self.health, self.leader),
         ):
             await part.close()
@@ -229,6 +231,7 @@ class _Parts:
         self.manager.changed(status)
         if status.ended:
             self.directives.ended(status.key)
+            self.sessions.attempt_ended(status.key)
 
     def _record_end(self, status: Status) -> None:
         if status.ended:

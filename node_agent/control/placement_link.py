@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
@@ -81,6 +81,22 @@ class PlacementLink:
         if self._folders is None:
             raise NotConnected("not connected to placement")
         return self._folders
+
+    async def serve_session(
+        self, requests: AsyncIterator[agent_pb2.ServeSessionRequest]
+    ) -> AsyncGenerator[agent_pb2.ServeSessionResponse, None]:
+        """Carry a session over the current connection; yield what its caller sends.
+
+        Raises `NotConnected` without a connection, or a gRPC error.
+        """
+        if self._stub is None:
+            raise NotConnected("not connected to placement")
+        call = self._stub.ServeSession(requests)
+        try:
+            async for response in call:
+                yield response
+        finally:
+            call.cancel()
 
     async def flush_outbox(self) -> None:
         """Wait until queued reports are sent, for `FLUSH_SECONDS_MAX` at most."""
@@ -182,7 +198,7 @@ class PlacementLink:
 
     def _apply(self, response: agent_pb2.ConnectResponse) -> None:
         self._leader.note(response)
-        self._orders.apply(response, self.upload)
+        self._orders.apply(response, self.upload, self.serve_session)
 
     def _heartbeat(self) -> int:
         """Return the timestamp that placement is to acknowledge: when it was sent, in milliseconds since boot."""

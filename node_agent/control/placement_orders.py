@@ -6,16 +6,19 @@ from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.control.attempt_manager import AttemptManager
 from cotenant.node_agent.control.node_health import NodeHealth
 from cotenant.node_agent.control.output_upload import OutputUploads, Upload
+from cotenant.node_agent.control.session_host import Serve, SessionHost
 
 
 class PlacementOrders:
     """The orders of a message, in this order: assignments, resizes, profiles, stops, acknowledgements, the rest."""
 
-    def __init__(self, manager: AttemptManager, health: NodeHealth, uploads: OutputUploads) -> None:
-        self._manager, self._health, self._uploads = manager, health, uploads
+    def __init__(
+        self, manager: AttemptManager, health: NodeHealth, uploads: OutputUploads, sessions: SessionHost
+    ) -> None:
+        self._manager, self._health, self._uploads, self._sessions = manager, health, uploads, sessions
 
-    def apply(self, response: agent_pb2.ConnectResponse, upload: Upload) -> None:
-        """Start to carry out the orders of a message; output that they ask for goes through `upload`."""
+    def apply(self, response: agent_pb2.ConnectResponse, upload: Upload, serve: Serve) -> None:
+        """Start to carry out the orders of a message; `upload` and `serve` carry the output and the sessions."""
         for assignment in response.assignments:
             self._manager.assign(assignment)
         for resize in response.resizes:
@@ -30,3 +33,5 @@ class PlacementOrders:
             self._health.release(response.released_gpus)
         for read in response.reads:
             self._uploads.order(read, upload)
+        for session in response.sessions:
+            self._sessions.order(session, serve)

@@ -43,7 +43,15 @@ from cotenant.node_agent.runtime.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.runtime.node_identity import find_identity
 from cotenant.node_agent.runtime.output_retention import OutputRetention
 from cotenant.node_agent.runtime.running_attempt import RunningAttempt, first_status, open_pidfd
-from cotenant.node_agent.runtime.runtime_port import RecoveredAttempt, RuntimeContext, ThrottleState, Usage
+from cotenant.node_agent.runtime.runtime_port import (
+    RecoveredAttempt,
+    RuntimeContext,
+    SessionCommand,
+    SessionFailed,
+    ThrottleState,
+    Usage,
+)
+from cotenant.node_agent.runtime.session_process import SessionProcess, start_session
 from cotenant.node_agent.runtime.socket_paths import NOTIFY, progress_socket, remove_private_directory, socket_directory
 from cotenant.node_agent.runtime.supervisor_start import SupervisorProcess
 from cotenant.node_agent.runtime.systemd_scope import reach_systemd
@@ -329,6 +337,19 @@ class ProcessRuntime:
             await asyncio.to_thread(folders.shrink)
         except OSError as error:
             log.warning("folder_cache_not_shrunk", error=str(error))
+
+    async def open_session(self, key: AttemptKey, wanted: SessionCommand) -> SessionProcess:
+        """Start a process for a session, as a child of the agent that ends with it."""
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.directory is None or not attempt.live:
+            raise SessionFailed(f"{key} is not running on this node")
+        pid = attempt.directory.task_pids().get(wanted.rank)
+        if pid is None:
+            raise SessionFailed(f"rank {wanted.rank} of {key} has no running process on this node")
+        try:
+            return await asyncio.to_thread(start_session, attempt.directory.path, wanted, pid)
+        except OSError as error:
+            raise SessionFailed(f"no process can be started: {error.strerror}") from error
 
     def stop(self, key: AttemptKey, grace_seconds: float, reason: str = "") -> None:
         """Order the supervisor to stop the attempt, as soon as it has started."""

@@ -125,6 +125,52 @@ class Runtime(Protocol):
         """Close the runtime. Running attempts continue."""
 
 
+class SessionFailed(Exception):
+    """A session could not be opened, for this reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCommand:
+    """What a session runs in the task with a rank; without a command the user's shell.
+
+    `size` is that of its terminal in lines and characters, None without a terminal. `environment` is added to the
+    task's.
+    """
+
+    command: Sequence[str]
+    rank: int
+    size: tuple[int, int] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class CommandSession(Protocol):
+    """A command that runs in an attempt, with non-blocking descriptors: `error` is -1 on a terminal."""
+
+    input: int
+    output: int
+    error: int
+
+    async def started(self) -> None:
+        """Wait until the command runs. Raises `SessionFailed`."""
+
+    async def ended(self) -> tuple[int, int]:
+        """Wait until the command and all that it started have ended; return its exit code and signal."""
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size of its terminal."""
+
+    async def close(self) -> None:
+        """Kill all that is left of it, and wait until it is gone. The descriptors stay open."""
+
+
+@runtime_checkable
+class SessionRuntime(Protocol):
+    """A runtime that can run commands in a running attempt."""
+
+    async def open_session(self, key: AttemptKey, wanted: SessionCommand) -> CommandSession:
+        """Start a command where a task of an attempt runs, under the same limits. Raises `SessionFailed`."""
+
+
 @runtime_checkable
 class ThrottlingRuntime(Protocol):
     """A runtime that can throttle attempts."""

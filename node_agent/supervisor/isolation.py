@@ -78,6 +78,21 @@ def namespaces_of(spec: object) -> Namespaces | None:
     return _of_this_process[0]
 
 
+def join_namespaces(pid: int) -> Namespaces:
+    """Enter the user namespace of a running task, and its process namespace with the processes that are forked next.
+
+    The caller must have a single thread. Raises `OSError`.
+    """
+    users, processes, mounts = (
+        os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "pid", "mnt")
+    )
+    for descriptor, kind in ((users, CLONE_NEWUSER), (processes, CLONE_NEWPID)):
+        if LIBC.setns(descriptor, kind) != 0:
+            raise _last_error("setns")
+        os.close(descriptor)
+    return Namespaces(pid, mounts)
+
+
 def open_namespaces(hidden: list[str], shown: list[tuple[str, str]]) -> Namespaces:
     """Create the namespaces; processes that the caller forks afterwards are in the first two of them.
 

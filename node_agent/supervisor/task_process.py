@@ -51,6 +51,7 @@ class TaskProcess:
         self.environment: dict[str, str] = variables
         folder = spec.get("submit_directory")
         self.submit_directory = SubmitDirectory(folder) if isinstance(folder, dict) else None
+        self.doing = "starting"  # what fails if the program is not executed
         self.pid = 0
         self.exec_reader = -1  # readable once the program runs, with the reason if it does not
         self.output_reader = -1
@@ -91,42 +92,49 @@ class TaskProcess:
             os.close(output_writer)
 
     def _become_program(self, parent: int, exec_writer: int, output_writer: int) -> None:
-        doing = "starting"
         try:
-            reset_signals()
-            os.setsid()
-            doing = "control group"
-            if self.group is not None:
-                self.group.attach()
-            doing = "cpus"
-            if self.cpus:
-                os.sched_setaffinity(0, self.cpus)
-            if self.namespaces is not None:
-                doing = "namespaces"
-                self.namespaces.enter()
-            if self.user is None or self.directory_is_ours:  # may be accessible only to the agent
-                doing = "directory"
-                os.chdir(self.directory)
-            if self.user is not None:
-                doing = "user"
-                switch_user(self.user)
-                doing = "directory"
-                os.chdir("." if self.directory_is_ours else self.directory)
-            missing = self._enter_submit_directory()
-            doing = "starting"
-            die_with_parent(parent)  # only now: a change of user resets it
+            missing = self.enter(parent)
             null = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((null, 0), (output_writer, 1), (output_writer, 2)):
                 os.dup2(source, target)
             if missing:
                 os.write(2, f"cotenant: {missing}; started in an empty folder\n".encode(errors="replace"))
-            doing = "command"
+            self.doing = "command"
             execute(self.command, self.environment)
         except BaseException as error:  # report any error
-            told = f"{self._cause(doing, error)}\n{self._reason(doing, error)}"
+            told = f"{self._cause(error)}\n{self.reason(error)}"
             os.write(exec_writer, told.encode(errors="replace"))
         finally:
             os._exit(127)
+
+    def enter(self, parent: int) -> str:
+        """Become what the task is before it executes its program; `parent` is the process that forked this one.
+
+        Return why this node does not have the submitter's folder, or "". An error leaves in `doing` what failed.
+        """
+        reset_signals()
+        os.setsid()
+        self.doing = "control group"
+        if self.group is not None:
+            self.group.attach()
+        self.doing = "cpus"
+        if self.cpus:
+            os.sched_setaffinity(0, self.cpus)
+        if self.namespaces is not None:
+            self.doing = "namespaces"
+            self.namespaces.enter()
+        if self.user is None or self.directory_is_ours:  # may be accessible only to the agent
+            self.doing = "directory"
+            os.chdir(self.directory)
+        if self.user is not None:
+            self.doing = "user"
+            switch_user(self.user)
+            self.doing = "directory"
+            os.chdir("." if self.directory_is_ours else self.directory)
+        missing = self._enter_submit_directory()
+        self.doing = "starting"
+        die_with_parent(parent)  # only now: a change of user resets it
+        return missing
 
     def _enter_submit_directory(self) -> str:
         """Enter the submitter's folder, with its search path; return why this node does not have it.
@@ -147,14 +155,17 @@ class TaskProcess:
             self.environment = {**self.environment, **folder.environment, "COTENANT_SUBMIT_DIR": folder.path}
         return missing if self.directory_is_ours else ""
 
-    def _cause(self, doing: str, error: BaseException) -> str:
+    def _cause(self, error: BaseException) -> str:
+        doing = self.doing
         if doing == "command":
             return cause_of_execution(error)
         if doing == "directory" and not self.directory_is_ours:
             doing = "working_directory"
         return cause_of(error, {"starting": "process", "control group": "cgroup"}.get(doing, doing))
 
-    def _reason(self, doing: str, error: BaseException) -> str:
+    def reason(self, error: BaseException) -> str:
+        """Return why the program could not be executed."""
+        doing = self.doing
         if not isinstance(error, OSError):
             return f"could not be started ({doing}): {error}"
         program = self.command[0]

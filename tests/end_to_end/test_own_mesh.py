@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.end_to_end import remains
 from tests.end_to_end.commands import COTENANT, SECONDS_MAX, Serving, environment_of
+from tests.end_to_end.waiting import until
 from tests.support.unprivileged import AS_USER, USER, need_another_user
 
 pytestmark = pytest.mark.root
@@ -70,8 +71,21 @@ def test_a_job_neither_reads_the_token_nor_ends_the_mesh(mesh: OwnMesh) -> None:
     assert str(USER) in said
     assert secret not in said
     assert str(mesh.home / ".venv") not in said
+    assert_a_session_is_as_isolated_as_its_job(mesh)
     assert f"every job runs as '{USER}', the agent's user: namespaces isolate" in mesh("status")
     assert f"not enforced: every job runs as '{USER}'" in mesh("nodes")
+
+
+def assert_a_session_is_as_isolated_as_its_job(mesh: OwnMesh) -> None:
+    job = mesh("submit", "--", "sleep", "1000").strip()
+    until(lambda: "running" in mesh("jobs"), "the job")
+    script = f"cat {mesh.state / 'token'} 2>&1; id -u; grep -h Name /proc/[0-9]*/status; sleep 1000 & exit 0"
+    said = mesh("exec", job, "--", "sh", "-c", script)
+    assert "No such file" in said
+    assert str(USER) in said.splitlines()
+    assert "sleep" in said
+    assert "cotenant" not in said
+    mesh("cancel", job)
 
 
 def test_other_users_cannot_submit(mesh: OwnMesh) -> None:

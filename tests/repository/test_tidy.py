@@ -32,6 +32,9 @@ REPEATABLE = {
     "FolderService.FindMissingChunks": "it only reads, but for when chunks were last used",
     "FolderService.WriteChunks": "a chunk is known by its content and written once",
     "FolderService.CommitFolder": "a folder is known by its content",
+    "AgentService.ServeSession": "a stream of one session, answered to one caller",
+    "JobService.OpenSession": "a stream; a command is not run again for a caller who is gone",
+    "PlacementService.OpenAttemptSession": "the same, relayed",
     "SampleService.StreamSamples": "a stream; a repeated sample is recognized by its time",
 }
 READING = ("Get", "List", "Summarize", "Watch", "Read", "Explain", "Forecast", "Simulate", "Estimate", "PlanProfile")

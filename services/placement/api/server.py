@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,6 +25,7 @@ from cotenant.rpc.server import Host, Server
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.services.placement.agents.agent_sessions import Sessions
 from cotenant.services.placement.api.output_relay import OutputRelay
+from cotenant.services.placement.api.session_relay import SessionRelay
 from cotenant.services.placement.attempts.attempt_events import AttemptEvents
 from cotenant.services.placement.attempts.attempt_store import NOT_COMMITTED, AttemptStore, leader_condition
 from cotenant.services.placement.attempts.attempt_tracking import AttemptTracker
@@ -92,6 +93,7 @@ class Placement(
         self.sessions = Sessions()
         self.events = AttemptEvents()
         self.output_relay = OutputRelay(self.sessions)
+        self.session_relay = SessionRelay(self.sessions)
         self.attempts = AttemptStore(self.cluster, self.committer, self.sessions, self.events, self.background)
         self.resizes = Resizes(self.cluster, self.committer, self.sessions, self.attempts, self.background)
         self.job_classes = JobClasses(self.cluster, self.committer, allocator)
@@ -279,6 +281,15 @@ class Placement(
         async for piece in self.output_relay.read(request, node_ids):
             yield piece
 
+    async def OpenAttemptSession(
+        self, requests: AsyncIterator[placement_pb2.OpenAttemptSessionRequest], context: object
+    ) -> AsyncIterator[placement_pb2.OpenAttemptSessionResponse]:
+        """Relay a session to the agent of a node."""
+        self.leadership.check()
+        async with aclosing(self.session_relay.open(requests)) as responses:
+            async for response in responses:
+                yield response
+
     # Agents --------------------------------------------------------------------------------------------------
 
     async def Connect(
@@ -296,6 +307,14 @@ class Placement(
         """Relay an agent's output upload to its reader."""
         await self.output_relay.upload(requests)
         return agent_pb2.UploadOutputResponse()
+
+    async def ServeSession(
+        self, requests: AsyncIterator[agent_pb2.ServeSessionRequest], context: object
+    ) -> AsyncIterator[agent_pb2.ServeSessionResponse]:
+        """Relay a session that an agent carries to its caller."""
+        async with aclosing(self.session_relay.serve(requests)) as responses:
+            async for response in responses:
+                yield response
 
     # Nodes ---------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from cotenant.services.queue.api.job_pages import list_jobs
 from cotenant.services.queue.api.job_watch import JobWatch
 from cotenant.services.queue.api.objective_admission import ObjectiveAdmission
 from cotenant.services.queue.api.output import JobOutput
+from cotenant.services.queue.api.session import JobSessions
 from cotenant.services.queue.api.submission import Submission
 from cotenant.services.queue.api.tenants import TenantServicer
 from cotenant.services.queue.api.usage_summary import UsageSummary
@@ -135,6 +136,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         )
         self.waits = WaitMetrics(self.state)
         self.output = JobOutput(self.state, self.placement)
+        self.sessions = JobSessions(self.state, self.archived_jobs, self.placement)
         objectives = ObjectiveAdmission(self.state, self.scheduler)
         self.folders = FolderServicer(self.state, FolderStore(config.folders))
         self.submission = Submission(
@@ -278,6 +280,14 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         record = await self.archived_jobs.get(View(self.state), request.id)
         async for response in self.output.read_files(record, request):
             yield response
+
+    async def OpenSession(
+        self, requests: AsyncIterator[pb.OpenSessionRequest], context: Any
+    ) -> AsyncIterator[pb.OpenSessionResponse]:
+        """Carry a session in a running job."""
+        async with aclosing(self.sessions.open(requests)) as responses:
+            async for response in responses:
+                yield response
 
     async def SummarizeFailures(
         self, request: pb.SummarizeFailuresRequest, context: Any

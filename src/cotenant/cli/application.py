@@ -19,6 +19,8 @@ _ENTRIES = (
     ("logs", "jobs.logs", "Print a job's output.", JOBS),
     ("files", "jobs.files", "List the files in a job's working directory.", JOBS),
     ("cp", "jobs.cp", "Copy files out of a job's working directory.", JOBS),
+    ("exec", "sessions.exec_command", "Run a command inside a running job.", JOBS),
+    ("forward", "sessions.forward", "Forward local ports to a running job.", JOBS),
     ("wait", "jobs.wait", "Wait until jobs have ended; exit 0 if all succeeded.", JOBS),
     ("cancel", "jobs.change", "Cancel jobs.", JOBS),
     ("suspend", "jobs.change", "Stop jobs and hold them until they are resumed.", JOBS),

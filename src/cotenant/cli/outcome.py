@@ -23,9 +23,9 @@ class ExitCode(IntEnum):
 
 
 class Exit(Exception):
-    """The end of a command that has already printed everything."""
+    """The end of a command that has already printed everything; its code may be that of a command in a job."""
 
-    def __init__(self, code: ExitCode) -> None:
+    def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
 

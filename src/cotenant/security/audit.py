@@ -1,8 +1,9 @@
 """The audit log: who did what, on what, from where, and the answer. One line of JSON each, append-only.
 
 Calls that change something are always logged, and so are calls that were refused because of their caller; reads are
-optional. A line holds names and IDs, never a spec: commands and environments may contain secrets. The same lines are
-exported as OpenTelemetry logs if those are enabled.
+optional. A line holds names and IDs, never a spec: commands and environments may contain secrets. Only of a session, in
+which somebody acts inside a job, it holds the beginning of the command. The same lines are exported as OpenTelemetry
+logs if those are enabled.
 
 Whether the file is still in place is checked at most once a second, because the check costs more than the line itself.
 Lines written since the last check went to the file as it was then: if that was moved away, they are in it. If it was
@@ -56,6 +57,7 @@ TEXT_LENGTH_MAX = 256
 NOT_ANSWERED = "NOT_ANSWERED"
 LOOK_SECONDS = 1.0
 UNAUTHENTICATED_PER_SECOND, UNAUTHENTICATED_AT_ONCE = 10.0, 1_000  # lines
+LOGGED_BY_SERVICER = frozenset({"/cotenant.v1.JobService/OpenSession"})  # streams with a target in their first message
 TARGET_FIELDS = ("id", "job_id", "node_id", "gpu_uuid", "number")
 CALLER_REJECTIONS = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 
@@ -235,10 +237,21 @@ def record_forwarding(to: str) -> str:
     return entry.call
 
 
-async def log_stream() -> None:
-    """Log the current stream, now that it is known which replica serves it."""
+def note_target(on: Mapping[str, Any]) -> None:
+    """Note what the current stream is about, which only its servicer knows."""
+    if entry := _serving.get():
+        entry.on = {name: _short(value) for name, value in on.items()}
+
+
+async def log_stream(*, by_servicer: bool = False) -> None:
+    """Log the current stream, now that it is known which replica serves it.
+
+    Where it is not forwarded, the servicer itself logs a stream whose target is in its first message.
+    """
     entry = _serving.get()
-    if entry is not None and entry.stream is not None:
+    if entry is None or (entry.method in LOGGED_BY_SERVICER and not entry.forwarded and not by_servicer):
+        return
+    if entry.stream is not None:
         request, entry.stream = entry.stream, None
         await entry.answered(request, None)
 
@@ -247,16 +260,17 @@ class AuditEntry:
     """The audit line of a call, while it is being served."""
 
     __slots__ = (
-        "_always", "_audit", "_begun", "_method", "_peer", "_reads", "call", "forwarded", "identity", "stream"
+        "_always", "_audit", "_begun", "_peer", "_reads", "call", "forwarded", "identity", "method", "on", "stream"
     )  # fmt: skip  # one per line would fill a screen
 
     def __init__(self, audit: Audit, method: str, peer: str, *, always: bool, reads: bool) -> None:
-        self._audit, self._method, self._peer, self._always, self._reads = audit, method, peer, always, reads
+        self._audit, self.method, self._peer, self._always, self._reads = audit, method, peer, always, reads
         self._begun = time.monotonic()
         self.identity: Identity | None = None
         self.call = secrets.token_hex(8)
         self.forwarded = ""  # the address it was forwarded to
         self.stream: Any = None  # the request of a stream that is not logged yet
+        self.on: Mapping[str, Any] = {}  # what a stream is about, if its servicer has noted it
 
     async def answered(self, request: Any, response: Any) -> None:
         """Log a call that was served."""
@@ -289,7 +303,7 @@ class AuditEntry:
         if len(message) > (REQUEST_BYTES_MAX if self.identity is None else REQUEST_SPECS_BYTES_MAX):
             return None  # do not decode what the server would reject
         try:
-            return _class_of(self._method, kind).FromString(message)
+            return _class_of(self.method, kind).FromString(message)
         except (KeyError, DecodeError):
             return None
 
@@ -298,8 +312,8 @@ class AuditEntry:
         line = {
             "who": who.name if who else "",
             "roles": sorted(who.roles) if who else [],
-            "what": self._method.rpartition("/")[2],
-            "on": dict(on),
+            "what": self.method.rpartition("/")[2],
+            "on": {**on, **self.on},
             "from": self._peer,
             "answer": answer,
             "ms": round((time.monotonic() - self._begun) * 1000, 1),

@@ -243,6 +243,9 @@ class Jobs(jobs_grpc.JobServiceServicer):
         raise errors.failed_precondition("NO_FILES", f"{job.id} has no files")
         yield
 
+    def OpenSession(self, request_iterator: Any, context: Any) -> Any:
+        raise NotImplementedError
+
     async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.ReadLogsResponse]:
         self.asked.append(request)
         job = self._known(request.id)

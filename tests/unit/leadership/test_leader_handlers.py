@@ -31,6 +31,9 @@ class Agents(AgentServiceServicer):
     async def UploadOutput(self, requests: Any, context: Any) -> Any:
         raise NotImplementedError
 
+    def ServeSession(self, requests: Any, context: Any) -> Any:
+        raise NotImplementedError
+
 
 @pytest.fixture
 def agents() -> Agents:

@@ -174,6 +174,9 @@ class Placement(agent_service_pb2_grpc.AgentServiceServicer, sample_service_pb2_
             await self._tell()
         return agent_pb2.UploadOutputResponse()
 
+    def ServeSession(self, request_iterator: Any, context: Any) -> Any:
+        raise NotImplementedError
+
     async def StreamSamples(
         self, request_iterator: Any, context: Any
     ) -> AsyncIterator[sample_service_pb2.StreamSamplesResponse]:

@@ -54,6 +54,9 @@ class OddPlacement(agent_service_pb2_grpc.AgentServiceServicer):
     async def UploadOutput(self, request_iterator: Any, context: Any) -> agent_pb2.UploadOutputResponse:
         raise NotImplementedError
 
+    def ServeSession(self, request_iterator: Any, context: Any) -> Any:
+        raise NotImplementedError
+
 
 @pytest.mark.parametrize(
     ("how", "why"),
@@ -240,7 +243,7 @@ async def test_a_certificate_is_reported_with_the_hello_and_after_renewal(
     class Orders:
         """Carries out nothing."""
 
-        def apply(self, response: agent_pb2.ConnectResponse, upload: object) -> None: ...
+        def apply(self, response: agent_pb2.ConnectResponse, upload: object, serve: object) -> None: ...
 
     stand_ins: tuple[Any, Any, Any] = Node(), Leader(), Orders()
     link = placement_link.PlacementLink("127.0.0.1:1", "", PlacementOutbox(), *stand_ins, Random(1))

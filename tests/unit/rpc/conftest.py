@@ -86,6 +86,9 @@ class Agents(agents_grpc.AgentServiceServicer):
             await self.answer(request, context)
         return agents_pb.UploadOutputResponse()
 
+    def ServeSession(self, request_iterator: Any, context: Any) -> Any:
+        raise NotImplementedError
+
 
 class Predictor(observation_grpc.ObservationServiceServicer):
     """The same for a method that must not be retried."""

@@ -42,6 +42,10 @@ class Impostor(agent_service_pb2_grpc.AgentServiceServicer):
         """Accept an upload that was never requested."""
         return pb.UploadOutputResponse()
 
+    async def ServeSession(self, requests: AsyncIterator[pb.ServeSessionRequest], context: Any) -> AsyncIterator[Any]:
+        """Answer a session that was never requested."""
+        yield pb.ServeSessionResponse()
+
 
 async def main(address: str, term: str) -> None:
     """Serve until killed."""

@@ -1,0 +1,93 @@
+"""One session as a caller carries it: its frames over a call, its streams, how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+import grpc.aio
+
+from cotenant.cli.connection import Mesh
+from cotenant.cli.outcome import CommandError, OutputClosed
+from cotenant.rpc.descriptors import DescriptorSink, DescriptorSource
+from cotenant.rpc.session_peer import SessionPeer, Sink, Source, Stream
+from cotenant.v1 import session_pb2
+from cotenant.v1.job_service_pb2 import OpenSessionRequest
+from cotenant.v1.session_pb2 import SessionEnd, SessionFrame, SessionStart
+
+INPUT, OUTPUT, ERROR = (
+    session_pb2.SESSION_STREAM_INPUT,
+    session_pb2.SESSION_STREAM_OUTPUT,
+    session_pb2.SESSION_STREAM_ERROR,
+)
+SIGNALLED = 128  # plus the signal: what a shell reports
+NO_INPUT = -1
+
+
+class _Output(DescriptorSink):
+    """This command's own output."""
+
+    async def write(self, data: bytes) -> bool:
+        """Write all of it. Raises `OutputClosed`."""
+        if not await super().write(data):
+            raise OutputClosed
+        return True
+
+
+def own_streams(*, with_input: bool) -> tuple[dict[Stream, Source], dict[Stream, Sink]]:
+    """Return the sources and sinks of a session that takes this command's place."""
+    sources: dict[Stream, Source] = {INPUT: DescriptorSource(sys.stdin.fileno())} if with_input else {}
+    sinks: dict[Stream, Sink] = {
+        OUTPUT: _Output(sys.stdout.fileno(), closes=False),
+        ERROR: _Output(sys.stderr.fileno(), closes=False),
+    }
+    return sources, sinks
+
+
+async def carry(mesh: Mesh, start: SessionStart, peer: SessionPeer) -> SessionEnd:
+    """Carry a session to its end; return how it ended.
+
+    Raises:
+        AioRpcError: it was refused or cut off.
+        CommandError: it was cut off without a word.
+    """
+
+    answered = asyncio.Event()
+
+    async def requests() -> AsyncIterator[OpenSessionRequest]:
+        yield OpenSessionRequest(start=start)
+        await answered.wait()  # gRPC loses the reason of a refusal if it comes while something is sent
+        async for frame in peer.frames():
+            yield OpenSessionRequest(frame=frame)
+
+    call = mesh.jobs.OpenSession(requests())
+
+    async def frames() -> AsyncGenerator[SessionFrame, None]:
+        async for response in call:
+            answered.set()
+            yield response.frame
+
+    try:
+        async with aclosing(frames()) as incoming:
+            await peer.run(incoming)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.INTERNAL:
+            raise
+    finally:
+        call.cancel()
+    if peer.end is None:
+        raise CommandError("the session was cut off", hint="see `cotenant show` for the job's state")
+    return peer.end
+
+
+def exit_code_of(end: SessionEnd) -> int:
+    """Return the exit code of a command.
+
+    Raises:
+        CommandError: it did not start, or was cut off.
+    """
+    if end.error:
+        raise CommandError(end.error)
+    return SIGNALLED + end.signal if end.signal else end.code
