@@ -24,6 +24,13 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             route="LEADER",
             streams=True,
         ),
+        "/cotenant.agent.v1.AgentService/ServeSession": MethodRules(
+            {
+                "agent": "OWN_NODE",
+            },
+            route="LEADER",
+            streams=True,
+        ),
         "/cotenant.agent.v1.SampleService/StreamSamples": MethodRules(
             {
                 "agent": "OWN_NODE",
@@ -91,6 +98,13 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             retried=True,
         ),
         "/cotenant.internal.v1.PlacementService/ReadAttemptLogs": MethodRules(
+            {
+                "service": "ANY",
+            },
+            route="LEADER",
+            streams=True,
+        ),
+        "/cotenant.internal.v1.PlacementService/OpenAttemptSession": MethodRules(
             {
                 "service": "ANY",
             },
@@ -376,6 +390,16 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
                 "operator": "ANY",
             },
             route="LEADER",
+            streams=True,
+        ),
+        "/cotenant.v1.JobService/OpenSession": MethodRules(
+            {
+                "user": "OWN_JOBS",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
             streams=True,
         ),
         "/cotenant.v1.NodeService/GetNode": MethodRules(

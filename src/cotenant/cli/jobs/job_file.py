@@ -226,7 +226,7 @@ class _Reader:
             notify=tuple(self._texts(given, "notify")),
             notify_on=self._triggers(given),
         )
-        draft = Draft(spec, node.place, self._places, empty)
+        draft = Draft(spec, node.place, self._places, empty_workdir=empty)
         if isinstance(node, MapNode):
             self._check_rules(draft)
         return draft
