@@ -52,10 +52,10 @@ def test_an_array_obeys_its_limit_and_can_be_waited_for(mesh: Mesh, cli: Cli, tm
     [row] = [line for line in rows if line.startswith(array_id)]
     assert re.search(r"sweep +running +6 × 0 +6 × 1 .* 4 queued, 2 running", row)
     assert len(cli("jobs", "--array", array_id).out.splitlines()) == 7
-    assert "is an array of 6 jobs" in cli("logs", array_id, code=2).err
     go.touch()
     cli("submit", "--after", after, "--wait", *ONE_CORE, "--", "true")
     assert cli("logs", f"{array_id}_3").out == f"I am 3_6_{array_id}\n"
+    assert all(f"I am {index}_6_{array_id}" in cli("logs", array_id).out for index in range(6))
     assert cli("logs", after).out == "all done\n"
     events = sorted(line.split() for line in reported.read_text().splitlines())
     at_once = list(accumulate(int(step) for _, step in events))

@@ -84,7 +84,7 @@ def assert_a_session_is_as_isolated_as_its_job(mesh: OwnMesh) -> None:
     assert "No such file" in said
     assert str(USER) in said.splitlines()
     assert "sleep" in said
-    assert "cotenant" not in said
+    assert "Name:\tcotenant" not in said
     mesh("cancel", job)
 
 

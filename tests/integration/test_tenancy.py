@@ -48,6 +48,7 @@ from cotenant.v1 import node_service_pb2 as node_pb
 from cotenant.v1 import policy_service_pb2 as policy_pb
 from cotenant.v1 import predictor_service_pb2 as predictor_pb
 from cotenant.v1 import tenant_service_pb2 as tenant_pb
+from cotenant.v1.session_pb2 import ExecSession, SessionStart
 
 ASKED_MAX = 3
 SECRET, UNKNOWN_ID = "unreleased-model", "0zzzzzzzzzzz"
@@ -219,6 +220,9 @@ PROBES: dict[str, Probe] = {
     "JobService/ListJobs": _listing,
     "JobService/WatchJobs": _watching,
     "JobService/ReadLogs": once(lambda job_id: pb.ReadLogsRequest(id=job_id)),
+    "JobService/OpenSession": once(
+        lambda job_id: pb.OpenSessionRequest(start=SessionStart(id=job_id, exec=ExecSession(command=["true"])))
+    ),
     "JobService/ReadFiles": once(lambda job_id: pb.ReadFilesRequest(id=job_id)),
     "FolderService/FindMissingChunks": lambda world, job_id: iter(
         [folder_pb.FindMissingChunksRequest(tenant=_tenant(world, job_id), digests=[bytes(32)])]
@@ -279,7 +283,8 @@ async def asked(world: World, caller: str, method: str, request: Message) -> str
     """Return the whole answer to a request, as text."""
     service, name = method.split("/")
     process, stub = STUBS[service]
-    made_by = getattr(stub(world.mesh.channels[f"{caller}/{process}"]), name)(request, timeout=10)
+    call = getattr(stub(world.mesh.channels[f"{caller}/{process}"]), name)
+    made_by = call(iter([request]) if isinstance(request, pb.OpenSessionRequest) else request, timeout=10)
     answer: list[str] = []
     try:
         if not hasattr(made_by, "__aiter__") or hasattr(made_by, "__await__"):

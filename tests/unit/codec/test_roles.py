@@ -46,8 +46,9 @@ BEARERS = {
 CALLERS = {name: Subject.parse(text).identity for name, text in BEARERS.items()}
 # Written by hand, as a check of the table: which roles each kind of method is for.
 READS = ("Get", "List", "Watch", "Explain", "Summarize", "Simulate", "ReadLogs", "Estimate", "PlanProfile")
-OF_AGENTS = {"Connect", "UploadOutput", "StreamSamples", "ReadChunks"}
+OF_AGENTS = {"Connect", "UploadOutput", "ServeSession", "StreamSamples", "ReadChunks"}
 OF_SERVICES = {
+    "OpenAttemptSession",
     "PlanPlacement",
     "StopAttempts",
     "ForgetAttempts",

@@ -26,6 +26,7 @@ METHODS = [
     for file in files
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
+    if not method.client_streaming
 ]
 
 

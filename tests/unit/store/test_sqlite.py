@@ -111,7 +111,7 @@ def test_a_truncated_log_leaves_whole_transactions(tmp_path: Path) -> None:
     seen: set[int] = set()
 
     @given(st.integers(0, len(wal)))
-    @settings(max_examples=examples(60), deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     def opens_at_some_revision(length: int) -> None:
         path = tmp_path / f"{next(numbers)}.db"
         shutil.copy(cut, path)

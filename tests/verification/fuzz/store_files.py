@@ -262,8 +262,15 @@ def _archives(directory: Path) -> Prepared:
                 views.print_json([views.job_view(job, 5.0) for job in found])
             for job in found:
                 _row(job)
+        with suppress(OSError):  # a report of usage goes on without an archive that cannot be read
+            asyncio.run(_ended_in(Archive(path)))
 
     return Prepared(run, (good, _jobs()[1].SerializeToString()), pack=pack)
+
+
+async def _ended_in(archive: Archive) -> int:
+    """Return how many jobs have ended, as far as they can be read."""
+    return sum([len(jobs) async for jobs in archive.ended_since(0.0, 2e9)])
 
 
 def _archives_to_write(directory: Path) -> Prepared:

@@ -83,7 +83,7 @@ def submit(
     Examples:
       cotenant submit --gpus 1 --wait -- python3 train.py --epochs 90
       cotenant submit --cpus 4 --memory 8GiB --env DATA=/data -- ./preprocess
-      cotenant submit --upload . --gpus 1 -- python3 train.py; cotenant cp @last:checkpoints .
+      cotenant submit --upload . -- python3 train.py; cotenant cp @last:out .
       cotenant submit --example > job.yaml
       cotenant submit job.yaml --tenant vision
       cotenant submit --array 0-99%10 --cpus 1 -- ./sweep
