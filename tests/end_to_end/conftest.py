@@ -13,9 +13,11 @@ from tests.end_to_end.meshes import Mesh
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """A mesh shared by the tests of a module; each test restores its state."""
     shared = Mesh(tmp_path_factory.mktemp("mesh"))
-    shared.start()
-    yield shared
-    shared.close()
+    try:
+        shared.start()
+        yield shared
+    finally:
+        shared.close()
 
 
 @pytest.fixture

@@ -227,9 +227,10 @@ async def test_an_end_names_the_reason_of_the_first_stop_order(
     placement: Placement, agent: RunningAgent, *, restarted: bool
 ) -> None:
     """Also if the agent is restarted in between: a placement that ordered the stop may not have recorded it."""
-    placement.assign(shell("stopped", "trap 'touch warned' TERM; while [ ! -e go ]; do sleep 0.01; done"))
+    placement.assign(shell("stopped", "trap 'touch warned' TERM; touch ready; while [ ! -e go ]; do sleep 0.01; done"))
     await placement.running("stopped")
     work = attempt_path(agent, "stopped") / "work"
+    await until((work / "ready").exists)  # before its trap, the warning would end it
     contention = stop_order("stopped", grace_seconds=60, reason=job_pb2.STOP_REASON_CONTENTION)
     placement.send(stops=[contention])
     await until((work / "warned").exists)
