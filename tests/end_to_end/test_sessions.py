@@ -238,6 +238,16 @@ def test_many_connections_are_forwarded_at_once(forwarded: int) -> None:
         assert list(several.map(lambda seed: echoed(forwarded, seed), range(CONNECTIONS))) == [True] * CONNECTIONS
 
 
+def test_a_forward_without_connections_ends_with_its_job(cli: Cli, tmp_path: Path) -> None:
+    job = cli.submit("--cpus", "1", "--", "sleep", "1000")
+    forward = cli.start("forward", job, "8888:0", log=tmp_path / "forward.log")
+    forward.wait_for_output("->")
+    cli("cancel", job)
+    until(forward.ended, "the end")
+    assert f"job {job} has ended: it was cancelled" in forward.said
+    assert f"job {job} has ended: it was cancelled" in cli("forward", job, "8888:0", code=1).err
+
+
 def test_a_closed_port_is_named_and_the_forward_goes_on(cli: Cli, job: str, tmp_path: Path) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # taken, but nothing listens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Coroutine
@@ -10,14 +11,18 @@ from typing import Annotated, Any
 from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, command_error, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.name_lookup import find_job
+from cotenant.cli.name_lookup import find_job, phase_of
 from cotenant.cli.outcome import CommandError, note, usage_error
 from cotenant.codec.errors import from_error
+from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.core.model.validation import REPLICAS_MAX
 from cotenant.deferred import asyncio, grpc
+from cotenant.v1.job_pb2 import Job
+from cotenant.v1.job_service_pb2 import GetJobRequest, GetJobResponse
 from cotenant.v1.session_pb2 import ForwardSession, SessionStart
 
 PORT_MAX = 65_535
+LOOK_SECONDS = 2.0  # between two looks at whether the job has ended
 LOOPBACK = "127.0.0.1"
 WAITING_MAX = 128  # connections that were not accepted yet
 GONE = frozenset({"JOB_NOT_RUNNING", "JOB_NOT_FOUND"})
@@ -78,7 +83,9 @@ def _parsed(text: str) -> tuple[int, int]:
 
 async def _forward(mesh: Mesh, text: str, rank: int | None, ports: list[tuple[int, int]], bind: str) -> None:
     job = await find_job(mesh, text)
+    _check_not_ended(job)
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    watching: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     forwarders: list[_Forwarder] = []
     try:
         for port, local in ports:
@@ -86,10 +93,33 @@ async def _forward(mesh: Mesh, text: str, rank: int | None, ports: list[tuple[in
             forwarders.append(_Forwarder(mesh, start, _listen(bind, local), over))
         for one in forwarders:
             one.open()
-        await over
+        watching = asyncio.ensure_future(_until_ended(mesh, job.id))
+        await asyncio.wait((over, watching), return_when=asyncio.FIRST_COMPLETED)
+        for ended in (over, watching):
+            if ended.done():
+                ended.result()
     finally:
+        watching.cancel()
         for one in forwarders:
             await one.close()
+
+
+async def _until_ended(mesh: Mesh, job_id: str) -> None:
+    """Return never; a mesh that cannot be reached for a while does not end the forwarding.
+
+    Raises:
+        CommandError: the job has ended.
+    """
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            response: GetJobResponse = await mesh.jobs.GetJob(GetJobRequest(id=job_id))
+            _check_not_ended(response.job)
+
+
+def _check_not_ended(job: Job) -> None:
+    if (phase := phase_of(job)) in ENDED:
+        raise CommandError(f"job {job.id} has ended: it {'was cancelled' if phase == Phase.CANCELLED else phase}")
 
 
 def _listen(address: str, port: int) -> socket.socket:
