@@ -178,7 +178,7 @@ class UploadedFolders:
             os.fchmod(file.fileno(), entry.mode)
 
     def release(self, folder: FetchedFolder) -> None:
-        """Let the cache drop a folder's chunks when it needs their place."""
+        """Allow the cache to remove a folder's chunks."""
         with self._lock:
             self._pinned.subtract(folder.digests)
             self._pinned += Counter()  # drops what is not pinned
@@ -213,7 +213,7 @@ class FetchProgress:
         self._due = time.monotonic() + first_seconds
 
     def __call__(self, done: int, total: int) -> None:
-        """Take note of the fetched bytes."""
+        """Log how much was fetched, if it is time to."""
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._seconds
             log.info("folder_fetching", attempt=self._attempt, bytes=done, of=total)

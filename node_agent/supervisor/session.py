@@ -191,7 +191,7 @@ def _run_reaper(task: SessionTask, exec_writer: int, status_writer: int) -> None
 
 
 def _leave_streams() -> None:
-    """Give up the command's streams, whose ends its other side waits for."""
+    """Replace the command's streams, so that their reader sees the end when the command closes them."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)

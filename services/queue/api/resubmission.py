@@ -1,4 +1,4 @@
-"""Submitting an earlier job again: what its submitter cannot read any more is copied here, with the caller's rights."""
+"""Notification targets of an earlier job, which clients see redacted, for a job that repeats it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def with_secrets(
         return spec
     own = view.sees_all or earlier.job.submitter == view.caller_name
     known = {redacted(target): target for target in await _targets(job_store, earlier)} if own else {}
-    why = "is not known any more" if own else f"is known only to {earlier.job.submitter}"
+    why = "is no longer known" if own else f"is known only to {earlier.job.submitter}"
     if wrong := [
         Violation(f"spec.notify[{index}]", f"is redacted, and the whole URL or address of {like} {why}; write it again")
         for index, target in enumerate(spec.notify)

@@ -17,7 +17,7 @@ TEMPORARY = "tmp"
 
 
 class ChunkDamaged(Exception):
-    """A chunk's file does not have its content any more; it was removed."""
+    """A chunk's file no longer had its content, and was removed."""
 
 
 @dataclass(frozen=True, slots=True)

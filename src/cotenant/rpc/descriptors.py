@@ -82,7 +82,7 @@ class DescriptorSink:
         return True
 
     def close(self) -> None:
-        """Let the reader see the end."""
+        """End the stream for its reader."""
         self.release()
 
     def release(self) -> None:
@@ -96,7 +96,7 @@ class TerminalSink(DescriptorSink):
     """Writes to the other side of a terminal, which takes a character for the end of its input."""
 
     def close(self) -> None:
-        """Let the reader see the end."""
+        """End the stream for its reader."""
         with contextlib.suppress(OSError):
             os.write(self.descriptor, END_OF_INPUT)
 

@@ -34,6 +34,7 @@ SECONDS_DEFAULT, SECONDS_MIN = 20.0, 10.0
 REFRESH_SECONDS = 0.25
 TIMEOUT_FACTOR = 3.0  # a slow machine may take this multiple of the planned time
 REFUSED, NOT_YET = "refused", "…"
+RUNS = ("starting", "running")
 COLUMNS = (
     Column("JOB"),
     Column("RESULT", styled=True),
@@ -214,7 +215,8 @@ def _line(state: DemoState, job: DemoJob) -> Line:
     tasks = [task for part in known.attempt.allocations for task in part.tasks]
     where = f"{nodes}, cores {','.join(str(cpu) for task in tasks for cpu in task.cpu_ids)}" if tasks else ""
     refused = known.refusal
-    why = known.phase_reason or (NOT_YET if refused.code == Code.NOT_YET_CONSIDERED else refused.detail)
+    waits = "" if tasks and phase in RUNS else known.phase_reason  # of a job that runs, it tells why it waited before
+    why = waits or (NOT_YET if refused.code == Code.NOT_YET_CONSIDERED else refused.detail)
     ran = views.run_seconds(known, now)
     rate = known.progress.step / ran if known.progress.step and ran > 0 else 0.0
     return Line(
