@@ -327,6 +327,11 @@ def test_the_list_shows_filters_and_opens_jobs(window: Window, mesh: Mesh, jobs:
     page.keyboard.press("j")
     page.keyboard.press("k")
     assert page.evaluate("document.activeElement.pathname") == first
+    newer = mesh.cli("submit", "--cpus", "1", "--", "true").out.strip()
+    page.set_viewport_size({"width": 1000, "height": 700})
+    page.wait_for_selector(f"a[href='/jobs/{newer}']")
+    page.wait_for_function("() => innerWidth === 1000")
+    assert page.evaluate("document.activeElement.pathname") == first, "the focus stays with the job"
     page.keyboard.press("Enter")
     page.wait_for_url(f"{window.base}{first}")
 

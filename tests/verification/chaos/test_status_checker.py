@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.verification.chaos.mesh import EXPIRED
+from tests.verification.chaos.mesh import EXPIRED, NO_STORE
 from tests.verification.chaos.plan import LASTING_SECONDS, NODES, Fault, Step
 from tests.verification.chaos.status_checker import NAMED_SECONDS_MAX, StatusChecker
 
@@ -79,9 +79,10 @@ def test_an_unrelated_problem_does_not_name_a_certificate(now: list[float]) -> N
     assert asker.named_seconds == {"expire": 6.0}
 
 
-def test_a_part_that_cannot_start_with_its_expired_certificate_is_away(now: list[float]) -> None:
+@pytest.mark.parametrize("error", [f"error: {EXPIRED}: queue-1.pem was valid until yesterday", NO_STORE])
+def test_a_part_that_cannot_start_with_its_expired_certificate_is_away(now: list[float], error: str) -> None:
     asker = asks(Fault.EXPIRE, "queue-1")
-    asker.mesh.logged = f"error: {EXPIRED}: queue-1.pem was valid until yesterday"  # type: ignore[attr-defined]  # a stand-in
+    asker.mesh.logged = error  # type: ignore[attr-defined]  # a stand-in
     answered(asker, now, 5.0, ("queue at queue-1", "the service cannot be reached: failed to connect"))
     assert asker.named_seconds == {"expire": 5.0}
 

@@ -20,8 +20,11 @@ from unittest import mock
 
 from google.protobuf.internal import well_known_types
 
+from cotenant.rpc.slices import Slices
+
 BEGIN_UNIX_SECONDS = 1_700_000_000.0
 TASKS_KEPT_MIN = 64
+SLICE_STEPS = 8  # on average, of long work between two yields to the loop
 BOUND: Any = asyncio.mixins._LoopBoundMixin  # private, like those below
 ONE_TURN = asyncio.sleep
 ALL_TASKS: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]  # private
@@ -287,7 +290,7 @@ class Process:
 @contextmanager
 def virtual_time(seed: int) -> Iterator[VirtualLoop]:
     """Run a loop, with all clocks and random sources of services bound to it and to a seed."""
-    loop, rng = VirtualLoop(), Random(f"chance {seed}")
+    loop, rng, slices = VirtualLoop(), Random(f"chance {seed}"), Random(f"slices {seed}")
     _Task.numbers = count()
 
     def now(self: Any) -> None:
@@ -306,11 +309,17 @@ def virtual_time(seed: int) -> Iterator[VirtualLoop]:
     def only(_: Any) -> VirtualLoop:
         return loop
 
+    def due(_: Slices) -> bool:
+        return slices.random() * SLICE_STEPS < 1  # how far real work gets in a slice depends on the machine
+
     def drawn() -> uuid.UUID:
         return uuid.UUID(int=rng.getrandbits(128))
 
     with (
         mock.patch.object(time, "monotonic", loop.time),
+        mock.patch.object(time, "perf_counter", loop.time),
+        mock.patch.object(time, "thread_time", loop.time),
+        mock.patch.object(Slices, "due", due),
         mock.patch.object(time, "time", unix),
         mock.patch.object(time, "time_ns", unix_ns),
         mock.patch.object(secrets, "randbits", rng.getrandbits),

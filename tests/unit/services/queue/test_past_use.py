@@ -78,8 +78,14 @@ async def test_the_tenant_that_used_less_goes_first_and_the_other_is_told_why(me
     new = await mesh.submit(cores=2, tenant="new")
     state = mesh.parts["queue"].service.state
     await until(lambda: list(state.ranked) == [new, old])
-    told = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=old))
-    assert "waits (number 2 of 2 waiting) for its fair share" in told.summary
+
+    told = pb.ExplainJobResponse()
+
+    async def is_told() -> bool:  # reasons are set at the end of the cycle that orders the jobs
+        told.CopyFrom(await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=old)))
+        return "waits (number 2 of 2 waiting) for its fair share" in told.summary
+
+    await eventually(is_told)
     assert "tenant old holds 0% of the GPUs, its fair share is 33%; it has" in told.summary
     assert "of the decayed usage, its fair share of that is 33%" in told.summary
     assert told.job.refusal.numbers["tenant_usage_share"] > told.job.refusal.numbers["tenant_fair_usage_share"]
