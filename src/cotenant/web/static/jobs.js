@@ -9,11 +9,11 @@ const CHIPS = [["", "All"], ["running", "Running"], ["queued", "Waiting"], ["fai
 const chipOf = (phase) => (LIVE.includes(phase) ? "running" : ["queued", "failed", "succeeded"].includes(phase) ? phase : "other");
 const AHEAD = 8;
 
-let shown = [], chip = "", words = [], sort = { key: "", down: false }, synced = false, loaded = false, focused = -1, pending = 0;
+let shown = [], chip = "", words = [], sort = { key: "", down: false }, synced = false, loaded = false, focused = "", pending = 0;
 const scroller = $("scroller"), list = $("list"), filter = $("filter");
 const spacer = el("div", { class: "spacer", role: "presentation" });
 scroller.append(spacer);
-const pool = new Map(); // by index of the row
+const pool = new Map(); // rows by the id of their job, so that the focus stays with the job when the order changes
 
 // What is shown -------------------------------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ function showEmpty() {
 
 let height = 0;
 const rowHeight = () => (height ||= parseFloat(getComputedStyle(list).getPropertyValue("--row")) || 44);
-addEventListener("resize", () => { height = 0; for (const row of pool.values()) row.root.remove(); pool.clear(); later(); });
+addEventListener("resize", () => { height = 0; later(); });
 
 function makeRow() {
   const cell = (name, ...children) => el("span", { role: "cell", class: name }, ...children);
@@ -95,13 +95,13 @@ function makeRow() {
   return { root, link, id, phase, ...cells };
 }
 
-function fill(row, index) {
-  const job = shown[index];
+function fill(row, job, index) {
   row.root.style.transform = `translateY(${index * rowHeight()}px)`;
   row.root.setAttribute("aria-rowindex", index + 2);
   if (row.job !== job) {
     row.job = job;
     row.link.href = `/jobs/${encodeURIComponent(job.id)}`;
+    row.link.dataset.job = job.id;
     say(row.link, job.name || job.id);
     say(row.id, job.name ? job.id : "");
     row.phase.dataset.phase = job.phase;
@@ -118,19 +118,25 @@ function fill(row, index) {
   say(row.age, short(now() - (job.made || now())));
 }
 
+const focusedRow = () => pool.get(document.activeElement?.dataset.job);
+
 function draw() {
   const from = Math.max(0, Math.floor(scroller.scrollTop / rowHeight()) - AHEAD);
   const to = Math.min(shown.length, Math.ceil((scroller.scrollTop + scroller.clientHeight) / rowHeight()) + AHEAD);
+  const visible = new Map(shown.slice(from, to).map((job, place) => [job.id, from + place]));
+  const active = focusedRow()?.job.id;
+  const place = active && !visible.has(active) ? shown.findIndex((job) => job.id === active) : -1;
+  if (place >= 0) visible.set(active, place); // an element that leaves the document loses the focus
   const free = [];
-  for (const [index, row] of pool) if (index < from || index >= to) { pool.delete(index); free.push(row); }
-  for (let index = from; index < to; index++) {
-    let row = pool.get(index);
+  for (const [id, row] of pool) if (!visible.has(id)) { pool.delete(id); free.push(row); }
+  for (const [id, index] of visible) {
+    let row = pool.get(id);
     if (!row) {
       row = free.pop() || makeRow();
-      pool.set(index, row);
+      pool.set(id, row);
       if (!row.root.isConnected) spacer.append(row.root);
     }
-    fill(row, index);
+    fill(row, shown[index], index);
   }
   for (const row of free) row.root.remove();
   wantForecasts();
@@ -160,10 +166,11 @@ function wantForecasts() {
 // Keys and controls ---------------------------------------------------------------------------------------------------
 
 function move(step) {
-  const active = [...pool.entries()].find(([, row]) => row.link === document.activeElement);
-  focused = Math.min(shown.length - 1, Math.max(0, (active ? active[0] : focused) + step));
   if (!shown.length) return;
-  const top = focused * rowHeight();
+  focused = focusedRow()?.job.id || focused;
+  const index = Math.min(shown.length - 1, Math.max(0, shown.findIndex((job) => job.id === focused) + step));
+  focused = shown[index].id;
+  const top = index * rowHeight();
   if (top < scroller.scrollTop) scroller.scrollTop = top;
   if (top + rowHeight() > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = top + rowHeight() - scroller.clientHeight;
   draw();
