@@ -34,7 +34,7 @@ from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.throttle import FREE, Throttle
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status, parse_status
 from cotenant.node_agent.supervisor.cgroups import Group
-from cotenant.node_agent.supervisor.launch_faults import EXECUTING, SUPERVISOR_LOG
+from cotenant.node_agent.supervisor.launch_faults import EXECUTING, LIMIT_ERRORS, SUPERVISOR_LOG
 from cotenant.node_agent.supervisor.lease import boot_id
 from cotenant.node_agent.supervisor.state_file import StateFile, sync_directory
 
@@ -211,12 +211,18 @@ class AttemptDirectory:
         return any((self.path / name).exists() for name in (EXECUTING, "state.json"))
 
     def status(self) -> Status | None:
-        """Return the status that the supervisor recorded; None if there is none or it is unreadable."""
+        """Return the status that the supervisor recorded; None if there is none or it is unreadable.
+
+        Raises:
+            OSError: this process lacks what it needs to read it.
+        """
         try:
             return parse_status((self.path / "state.json").read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in LIMIT_ERRORS:
+                raise
             log.warning("state_unreadable", attempt=str(self.key), error=str(error))
             return None
 
@@ -229,10 +235,16 @@ class AttemptDirectory:
             return None
 
     def last_log_line(self) -> str:
-        """Return the last line of the supervisor's own log, which would be its own failure."""
+        """Return the last line of the supervisor's own log, which would be its own failure.
+
+        Raises:
+            OSError: this process lacks what it needs to read it.
+        """
         try:
             lines = (self.path / SUPERVISOR_LOG).read_text(errors="replace").strip().splitlines()
-        except OSError:
+        except OSError as error:
+            if error.errno in LIMIT_ERRORS:
+                raise
             return ""
         return lines[-1] if lines else ""
 

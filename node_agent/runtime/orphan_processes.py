@@ -11,6 +11,7 @@ import psutil
 
 from cotenant.node_agent.runtime.runtime_port import Usage
 from cotenant.node_agent.supervisor.cgroups import Group
+from cotenant.node_agent.supervisor.launch_faults import LIMIT_ERRORS
 
 ROUND_SECONDS = 0.02
 ROUND_SECONDS_MAX = 1.0
@@ -21,6 +22,9 @@ def kill_orphans(group: Group | None, marker: str, *, timeout_seconds: float) ->
 
     Its processes are those in its group and, with or without a group, those with `marker`, an environment variable that
     only this attempt's processes have.
+
+    Raises:
+        OSError, GroupError: this process lacks what it needs to find them.
     """
     deadline = time.monotonic() + timeout_seconds
     pause = ROUND_SECONDS
@@ -47,11 +51,17 @@ def marked_processes(marker: str) -> list[int]:
 
 
 def has_marker(pid: int, marker: str) -> bool:
-    """Return whether a process has the environment variable `marker`, given as NAME=value."""
+    """Return whether a process has the environment variable `marker`, given as NAME=value.
+
+    Raises:
+        OSError: this process lacks what it needs to read it.
+    """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return b"\0" + marker.encode() + b"\0" in b"\0" + file.read()
-    except OSError:
+    except OSError as error:
+        if error.errno in LIMIT_ERRORS:
+            raise
         return False  # exited in the meantime, or another user's
 
 

@@ -42,7 +42,7 @@ from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status, parse
 from cotenant.node_agent.runtime.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.runtime.node_identity import find_identity
 from cotenant.node_agent.runtime.output_retention import OutputRetention
-from cotenant.node_agent.runtime.running_attempt import RunningAttempt, first_status, open_pidfd
+from cotenant.node_agent.runtime.running_attempt import RunningAttempt, conclude_at_last, first_status, open_pidfd
 from cotenant.node_agent.runtime.runtime_port import (
     RecoveredAttempt,
     RuntimeContext,
@@ -162,7 +162,11 @@ class ProcessRuntime:
         self._background.start(self._conclude(attempt))
 
     async def _conclude(self, attempt: RunningAttempt) -> None:
-        """Conclude an attempt whose supervisor is gone: with its recorded end, or as failed because it was killed."""
+        """Conclude an attempt whose supervisor is gone, once the agent has what it needs for that."""
+        await conclude_at_last(lambda: self._conclude_supervised(attempt), attempt.key)
+
+    async def _conclude_supervised(self, attempt: RunningAttempt) -> None:
+        """Conclude an attempt with its recorded end, or as failed because its supervisor was killed."""
         assert attempt.directory is not None
         status = attempt.directory.status()
         if status is None or not status.ended:
@@ -212,9 +216,12 @@ class ProcessRuntime:
         return [RecoveredAttempt(attempt.assignment, attempt.status) for attempt in taken if attempt.status]
 
     async def _conclude_orphan(self, attempt: RunningAttempt) -> None:
-        status = await orphan_attempts.wait_for_end(attempt, self._marker(attempt.key))
-        hooks.end(self._surroundings.hooks, AttemptDirectory(self._attempts_root, attempt.key).path.name)
-        self._notify(attempt, status)
+        async def conclude() -> None:
+            status = await orphan_attempts.wait_for_end(attempt, self._marker(attempt.key))
+            hooks.end(self._surroundings.hooks, AttemptDirectory(self._attempts_root, attempt.key).path.name)
+            self._notify(attempt, status)
+
+        await conclude_at_last(conclude, attempt.key)
 
     async def _remove_unstarted(self, directory: AttemptDirectory) -> None:
         """Remove everything of an attempt whose supervisor was never started."""

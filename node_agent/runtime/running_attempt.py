@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -34,6 +35,7 @@ log = structlog.get_logger()
 FIRST_STATE_SECONDS_MAX = 10.0
 REMAINS_SECONDS_MAX = 30.0
 PIDFD_RETRY_SECONDS = 0.2
+CONCLUDE_SECONDS_FIRST, CONCLUDE_SECONDS_MAX = 0.2, 5.0  # between two tries to conclude an attempt
 MESSAGE_LENGTH_MAX = 1_000  # messages may contain users' texts
 REBOOTED = "the node was rebooted"
 ERROR_NUMBER = re.compile(r"\[Errno (\d{1,4})\]")
@@ -207,6 +209,18 @@ async def open_pidfd(supervisor: SupervisorProcess) -> int | None:
                 raise
             log.warning("supervisor_pidfd_failed", pid=pid, error=str(error))
             await asyncio.sleep(PIDFD_RETRY_SECONDS)
+
+
+async def conclude_at_last(conclude: Callable[[], Awaitable[None]], key: AttemptKey) -> None:
+    """Conclude an attempt; if the agent cannot do it now, for lack of descriptors or threads say, try again later."""
+    pause = CONCLUDE_SECONDS_FIRST
+    while True:
+        try:
+            return await conclude()
+        except (OSError, RuntimeError, MemoryError, GroupError) as error:
+            log.warning("conclusion_delayed", attempt=str(key), error=str(error), retry_seconds=pause)
+        await asyncio.sleep(pause)
+        pause = min(CONCLUDE_SECONDS_MAX, 2 * pause)
 
 
 def cause_in_message(message: str) -> str:

@@ -26,6 +26,8 @@ if TYPE_CHECKING or __package__:
         online_cpus,
         parse_cpu_list,
         put,
+        raise_shortage,
+        read_if_present,
         read_text,
         write_text,
     )
@@ -37,6 +39,8 @@ else:
         online_cpus,
         parse_cpu_list,
         put,
+        raise_shortage,
+        read_if_present,
         read_text,
         write_text,
     )
@@ -319,25 +323,34 @@ class Group:
             )
 
     def _walk(self, directory: str) -> Iterator[str]:
-        """Yield all directories, deepest first, up to `directory`: a job may have created its own below."""
+        """Yield all directories, deepest first, up to `directory`: a job may have created its own below.
+
+        Raises:
+            GroupError: this process lacks what it needs to list them.
+        """
         below: list[str] = []
         try:
             if os.stat(directory).st_nlink != LINKS_OF_LEAF:
                 with os.scandir(directory) as entries:
                     below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-        except OSError:
+        except OSError as error:
+            raise_shortage(error, directory)
             return  # it is gone
         for path in below:
             yield from self._walk(path)
         yield directory
 
     def pids(self) -> set[int]:
-        """Return all processes in the group and below it, in any hierarchy."""
+        """Return all processes in the group and below it, in any hierarchy.
+
+        Raises:
+            GroupError: this process lacks what it needs to read them.
+        """
         return {
             int(line)
             for directory in self.paths()
             for path in self._walk(directory)
-            for line in read_text(os.path.join(path, "cgroup.procs")).split()
+            for line in read_if_present(os.path.join(path, "cgroup.procs")).split()
             if line.isdigit() and line != "0"  # 0 is a process outside of our pid namespace
         }
 
@@ -415,12 +428,21 @@ class Group:
     def _remove_once(self) -> bool:
         gone = True
         for directory in self.paths():
-            for path in self._walk(directory):
-                try:
-                    os.rmdir(path)
-                except OSError as error:
-                    gone = gone and error.errno == errno.ENOENT
+            try:
+                for path in self._walk(directory):
+                    gone = _remove_directory(path) and gone
+            except GroupError:
+                gone = False
         return gone
+
+
+def _remove_directory(path: str) -> bool:
+    """Remove a group's directory; return whether it is gone."""
+    try:
+        os.rmdir(path)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return True
 
 
 def _write_unless_gone(path: str, text: str) -> None:

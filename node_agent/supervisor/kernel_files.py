@@ -10,6 +10,10 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+if TYPE_CHECKING or __package__:
+    from cotenant.node_agent.supervisor.launch_faults import LIMIT_ERRORS
+else:
+    from launch_faults import LIMIT_ERRORS
 
 
 class GroupError(Exception):
@@ -22,16 +26,37 @@ READ_BYTES = 65536
 
 def read_text(path: str) -> str:
     """Return a small kernel file's stripped content; "" if it is absent or unreadable."""
-    content = b""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return _read(path)
     except OSError:
         return ""
+
+
+def read_if_present(path: str) -> str:
+    """Return a small kernel file's stripped content; "" if it is absent.
+
+    Raises:
+        GroupError: this process lacks what it needs to read it, so the content is unknown.
+    """
+    try:
+        return _read(path)
+    except OSError as error:
+        raise_shortage(error, path)
+        return ""
+
+
+def raise_shortage(error: OSError, path: str) -> None:
+    """Raise `GroupError` if an error says nothing about the file, but that this process lacks descriptors or memory."""
+    if error.errno in LIMIT_ERRORS:
+        raise GroupError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _read(path: str) -> str:
+    content = b""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         while part := os.read(descriptor, READ_BYTES):
             content += part
-    except OSError:
-        return ""
     finally:
         os.close(descriptor)
     return content.decode("ascii", "replace").strip()

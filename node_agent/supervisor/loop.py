@@ -376,7 +376,11 @@ class Supervisor:
     def all_processes_gone(self) -> bool:
         """Return whether no child, own or adopted, and no process in the group is left."""
         self.reap()
-        return self.childless and (self.group is None or not self.group.pids())
+        try:
+            return self.childless and (self.group is None or not self.group.pids())
+        except GroupError as error:  # unknown; looked at again
+            print(error, file=sys.stderr, flush=True)
+            return False
 
     def finish(self) -> None:
         """Record usage, remove the groups, and record the end."""
