@@ -7,7 +7,7 @@ import os
 from hypothesis import HealthCheck, Phase, settings
 
 FULL = 100  # Hypothesis' own default, to which the counts in tests refer
-SHORT, DEEP = FULL // 5, FULL * 10
+SHORT, DEEP = FULL // 10, FULL * 10
 
 
 def register_profiles() -> None:

@@ -12,7 +12,9 @@ from tests.unit.simulator.combinations import FOUND, Case, cases
 
 from cotenant.core.model.job import Request, Role
 from cotenant.core.model.node import NodeShape
+from cotenant.core.model.tenancy import Tenant
 from cotenant.simulator import Cluster, TraceJob
+from cotenant.simulator.recording.events import Kind
 
 every_queue = pytest.mark.parametrize("queue", [plugin.name for plugin in FOUND["queue"]])
 QUICKLY = [Phase.explicit, Phase.reuse, Phase.generate]  # shrinking a whole simulation takes minutes: `hunting` does it
@@ -79,3 +81,29 @@ def test_a_gang_whose_roles_compete_for_a_node_starts_once_it_is_alone(competing
         case.run(auditor.look, auditor)
         assert not auditor.unschedulable
         assert "gang" in auditor.history.finished
+
+
+def test_a_job_is_stopped_for_the_one_that_its_limit_kept_out_not_for_the_one_on_its_node() -> None:
+    """Both start on what it leaves: one under its tenant's limit, the other on its node, without a right to it."""
+    cluster = Cluster("found", (NodeShape(gpus=0, cores=8), NodeShape(gpus=1, cores=5)), ("r0", "r0"))
+    jobs = (
+        TraceJob("borrower", 0.0, 900.0, (Role("worker", 1, Request(cores=8)),), tenant="d"),
+        TraceJob("entitled", 100.0, 60.0, (Role("worker", 1, Request(gpu_milli=1000, cores=5)),), tenant="d"),
+        TraceJob("also there", 100.0, 60.0, (Role("worker", 1, Request(cores=5)),), tenant="d"),
+    )
+    tenants = (Tenant("d", quota_gpu_milli=1000, limit_cores=10),)
+    names = {
+        "queue": "fifo",
+        "placement": "consolidate",
+        "allocator": "requested",
+        "predictor": "none",
+        "contention": "none",
+    }
+    options = {"simulator": {"fair_share": "tenants", "reclaim": "true", "run_seconds_min": "30"}}
+    auditor = Auditor(Case(cluster, jobs, tenants, names, options, 1))
+    auditor.case.run(auditor.look, auditor)
+    told = auditor.events
+    stopped = [(event.job_id, event.by) for event in told if event.kind is Kind.PREEMPTED]
+    starts = {event.job_id: event.at_seconds for event in told if event.kind is Kind.STARTED and event.run == 1}
+    assert starts == {"borrower": 0.0, "entitled": 100.0, "also there": 100.0}
+    assert stopped == [("borrower", ("entitled",))]

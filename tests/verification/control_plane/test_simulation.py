@@ -15,7 +15,7 @@ from cotenant.history.checker import Rule
 
 pytestmark = pytest.mark.timeout(300)  # of CPU time it takes about ten on a busy machine
 
-SEEDS, MUTANT_SEEDS = 24, 150
+SEEDS, MUTANT_SEEDS = 12, 150
 
 
 def run_seeds(*words: str) -> subprocess.CompletedProcess[str]:

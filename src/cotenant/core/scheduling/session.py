@@ -41,14 +41,16 @@ from cotenant.core.scheduling.victims import Victims
 class Start:
     """A gang, its places, and what it will hold; `needs_room` if a stop must come first.
 
-    `moves` are running jobs that go elsewhere for it, `reclaims` jobs that give back borrowed resources. A
-    `reclaimable` start borrows until the jobs that its resources are reserved for need them.
+    `stops` are running jobs that it outranks and that go for it unless they can stay in the end, `moves` jobs that go
+    elsewhere for it, `reclaims` jobs that give back borrowed resources. A `reclaimable` start borrows until the jobs
+    that its resources are reserved for need them.
     """
 
     gang: Gang
     offer: Offer
     holdings: tuple[Holding, ...]
     needs_room: bool
+    stops: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
     reclaims: tuple[str, ...] = ()
     reclaimable: bool = False
@@ -139,7 +141,7 @@ class PlacementSession:
         answer = self._place(gang)
         if isinstance(answer, Start):
             self._victims.evict(own)
-            return answer
+            return replace(answer, stops=(*(victim.job_id for victim in own), *answer.stops))
         self._victims.left = left
         for victim in own:
             self._cluster.put_back(victim)
@@ -219,8 +221,9 @@ class PlacementSession:
         for victim in going:
             self._cluster.displace(victim.job_id, victim.tenant, victim.holdings)
         start = self._start(gang, offer, lent=lent)
-        self._victims.evict([victim for victim in going if not self._cluster.restore(victim)])
-        return start
+        gone = [victim for victim in going if not self._cluster.restore(victim)]
+        self._victims.evict(gone)
+        return replace(start, stops=tuple(victim.job_id for victim in gone))
 
     # Questions to the policy -------------------------------------------------------------------------------------
 

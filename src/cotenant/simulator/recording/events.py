@@ -231,21 +231,10 @@ class EventLog:
     def preempted(
         self, sim_job: SimulatedJob, starts: Iterable[Start], now: float, kind: Kind = Kind.PREEMPTED
     ) -> None:
-        """Record a preemption, for those starts that need room and take a place on one of the job's nodes.
-
-        If the job makes room under its tenant's limit, that is for starts of its tenant, on any node. A migrated job
-        starts again elsewhere, for the starts that name it.
-        """
-        left = {holding.node for holding in sim_job.holdings}
-        if kind is Kind.MIGRATED:
-            by = [start.gang.job_id for start in starts if sim_job.job.id in start.moves]
-        else:
-            taking = [start for start in starts if start.needs_room]
-            there = [start for start in taking if any(holding.node in left for holding in start.holdings)]
-            of_tenant = [start for start in taking if start.gang.tenant == sim_job.job_class.tenant != ""]
-            by = [start.gang.job_id for start in there or of_tenant]
+        """Record a preemption, for those starts that stopped the job, or had it moved, or took back what it borrowed."""
+        by = tuple(start.gang.job_id for start in starts if sim_job.job.id in _gone_for(start, kind))
         ran = now - sim_job.running_since
-        self._record(Event(now, kind, sim_job.job.id, run=sim_job.runs, by=tuple(by), ran_seconds=ran))
+        self._record(Event(now, kind, sim_job.job.id, run=sim_job.runs, by=by, ran_seconds=ran))
 
     def adopted(self, sim_job: SimulatedJob, now: float) -> None:
         """Record a job that was running at the start of the simulation; its roles' places are unknown."""
@@ -398,6 +387,11 @@ def _places_held(sim_job: SimulatedJob) -> Iterator[Place]:
     for holding in sim_job.holdings:
         milli = sum(part for _, part in holding.shares) or holding.gpus * WHOLE_GPU_MILLI
         yield Place(holding.node, "", 0, milli, holding.cores, **amounts_of(holding))
+
+
+def _gone_for(start: Start, kind: Kind) -> tuple[str, ...]:
+    """Return the running jobs that leave in this way for a start."""
+    return {Kind.MIGRATED: start.moves, Kind.RECLAIMED: start.reclaims}.get(kind, start.stops)
 
 
 def places_of(start: Start) -> Iterator[Place]:

@@ -24,7 +24,7 @@ from cotenant.store.sqlite import SqliteStore
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
-NODES, JOBS, CALLERS = 10, 240, 8
+NODES, JOBS, CALLERS = 10, amount(120, deep=240), 8
 ROUNDS_MAX, MOVED_MIN = 8, 2
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 WHOLE = HistoryLimit(revisions=1_000_000)
@@ -173,7 +173,7 @@ async def print_left(mesh: Mesh, ids: list[str]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(amount(1, deep=3)))
-@pytest.mark.parametrize("disturb", [kill_queue, kill_placement, kill_both])
+@pytest.mark.parametrize("disturb", [kill_queue, kill_placement, kill_both][amount(2, deep=0) :])
 async def test_services_may_be_killed_at_any_moment(disturb: Disturb, seed: int) -> None:
     rng = Random(f"{disturb.__name__} {seed}")
     async with running(MemoryStore(limit=WHOLE), placement_config=without(QUICK, lost_after_seconds=60)) as mesh:
@@ -197,7 +197,7 @@ async def test_all_faults_at_once_on_a_file_store(tmp_path: Path) -> None:
         await store.close()
 
 
-@pytest.mark.parametrize("disturb", [kill_queue, kill_placement, kill_agents])
+@pytest.mark.parametrize("disturb", [kill_queue, kill_placement, kill_agents][amount(1, deep=0) :])
 async def test_services_and_agents_may_be_killed_during_resizes(
     disturb: Disturb, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.properties import amount
 from tests.unit.simulator.commands import cotenant
 
 from cotenant.simulator.engine import Simulation
@@ -149,7 +150,7 @@ def test_any_changed_byte_is_caught(recorded: Path) -> None:
     whole, rng = recorded.read_bytes(), random.Random(0)
     header, end = whole.index(b"\n"), whole.rindex(b"\n", 0, -1)
     spans = [(0, len(whole)), (0, header), (end, len(whole))]
-    for at in (rng.randrange(*span) for span in spans for _ in range(30)):
+    for at in (rng.randrange(*span) for span in spans for _ in range(amount(8, deep=30))):
         changed = bytes([whole[at] ^ rng.choice([1, 2, 8, 32])])
         recorded.write_bytes(whole[:at] + changed + whole[at + 1 :])
         told = cotenant("replay", "--check", recorded)
