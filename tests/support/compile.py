@@ -1,7 +1,7 @@
 """Compiles the tests before they are run: `python -m tests.support.compile`.
 
-Pytest rewrites each assertion when it first imports a file. In a fresh checkout all processes of a run would do that for
-all files at the same time; here each file is compiled once, in as many processes as there are cores.
+Pytest rewrites each assertion when it first imports a file. In a fresh checkout all processes of a run would do that
+for all files at the same time; here each file is compiled once, in as many processes as there are cores.
 """
 
 from __future__ import annotations

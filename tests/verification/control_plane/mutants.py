@@ -154,14 +154,16 @@ class Mutant:
 
 MUTANTS: dict[str, Mutant] = {
     "agents compare no terms and no epochs": Mutant(
-        ((EpochFence, "raise_term", accept_any_order), (EpochFence, "raise_epoch", accept_any_order)), Rule.EPOCH
+        ((EpochFence, "raise_term", accept_any_order), (EpochFence, "raise_epoch", accept_any_order)),
+        Rule.EPOCH,
+        first=4,
     ),
     "the queue recognizes no repeated request": Mutant(
         ((queue, "idempotency_key_of", ignore_request_id), (submission, "idempotency_key_of", ignore_request_id)),
         Rule.ONCE,
     ),
     "the queue compares no term": Mutant(((FencedStore, "transact", transact_unfenced),), Rule.TERM, PAUSE_FAULTS, 3),
-    "placement compares no term": Mutant(((Committer, "start", start_unfenced),), Rule.TERM, PAUSE_FAULTS, 26),
+    "placement compares no term": Mutant(((Committer, "start", start_unfenced),), Rule.TERM, PAUSE_FAULTS, 31),
     "placement obeys any queue, and accepts late plans": Mutant(
         (
             (plan_runner, "leader_condition", no_leader_comparison),
@@ -170,6 +172,7 @@ MUTANTS: dict[str, Mutant] = {
         ),
         Rule.LIFE,
         REPLACED_QUEUE_FAULTS,
+        15,
     ),
     "placement starts a job without comparing its record": Mutant(
         ((plan_runner, "job_condition", no_job_comparison),), Rule.LIFE, LATE_PLAN_FAULTS
@@ -178,7 +181,7 @@ MUTANTS: dict[str, Mutant] = {
         ((job_store, "idle_condition", no_idle_comparison), (job_arrays, "idle_condition", no_idle_comparison)),
         Rule.LIFE,
         NEW_QUEUE_FAULTS,
-        36,
+        72,
     ),
     "the queue acknowledges cancellations without storing them": Mutant(
         ((queue, "cancel_or_suspend", drop_wish), (queue, "set_wish", drop_wish)), Rule.LOST
@@ -192,10 +195,12 @@ MUTANTS: dict[str, Mutant] = {
     "followers of the queue miss recent ends": Mutant(((QueueReader, "_read", read_stale),), Rule.READ),
     "watchers miss the ends of jobs": Mutant(((State, "_notify", notify_unless_ended),), Rule.READ),
     "the queue plans for jobs with an ending attempt, and placement starts them": Mutant(
-        ((attempt_watcher, "Counter", NothingEnding), (plan_runner, "job_condition", no_job_comparison)), Rule.ONCE
+        ((attempt_watcher, "Counter", NothingEnding), (plan_runner, "job_condition", no_job_comparison)),
+        Rule.ONCE,
+        first=23,
     ),
     "placement forgets a new node under the name of a forgotten one": Mutant(
-        ((NodeRemoval, "past_request_ids", no_earlier_requests),), Rule.RESTART, LOST_NODE_FAULTS, 60
+        ((NodeRemoval, "past_request_ids", no_earlier_requests),), Rule.RESTART, LOST_NODE_FAULTS, 98
     ),
 }
 

@@ -231,7 +231,7 @@ class EventLog:
     def preempted(
         self, sim_job: SimulatedJob, starts: Iterable[Start], now: float, kind: Kind = Kind.PREEMPTED
     ) -> None:
-        """Record a preemption, for those starts that stopped the job, or had it moved, or took back what it borrowed."""
+        """Record a preemption, for the starts that stopped the job, had it moved, or took back what it borrowed."""
         by = tuple(start.gang.job_id for start in starts if sim_job.job.id in _gone_for(start, kind))
         ran = now - sim_job.running_since
         self._record(Event(now, kind, sim_job.job.id, run=sim_job.runs, by=by, ran_seconds=ran))
