@@ -16,6 +16,8 @@ from tests.verification.fuzz import loop_lag
 
 from cotenant.cli import views
 from cotenant.codec.specs import duration, seconds
+from cotenant.core.model.job import JobSpec, Role
+from cotenant.core.model.job_array import read_array
 from cotenant.core.scheduling.admission import RULES
 from cotenant.rpc import gc_tuning
 from cotenant.services.queue.jobs.job_arrays import JobArrays
@@ -204,7 +206,8 @@ async def test_counting_waiting_jobs_holds_up_no_other_call() -> None:
 async def test_a_repeated_call_adds_an_array_once() -> None:
     state, store = State(), MemoryStore()
     arrays = JobArrays(JobStore(store, state))
-    made = await arrays.create(largest(), "eve", "", IdempotencyKey("CreateJob", "", b""))
+    several_commits = JobSpec(roles=(Role(),), command=("true",), array=read_array("0-999"))
+    made = await arrays.create(several_commits, "eve", "", IdempotencyKey("CreateJob", "", b""))
     task = made.spec.array_task
     assert task
     other = State()
