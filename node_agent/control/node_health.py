@@ -20,13 +20,14 @@ from cotenant.core.model import health as core
 from cotenant.core.model.health import Finding, GpuReading, Sign
 from cotenant.core.model.health_rules import RULES
 from cotenant.core.model.node import HealthProblem
+from cotenant.exhaustion import exhausted_resource
 from cotenant.node_agent.control.attempt import Attempts
 from cotenant.node_agent.control.gpu_owners import GpuOwners, sees_all_processes
 from cotenant.node_agent.control.health_file import HealthFile, HealthSnapshot
 from cotenant.node_agent.probes.gpus import nvml_gpus
 from cotenant.node_agent.probes.node_reading import read_era, read_node
 from cotenant.node_agent.probes.nvml_link import Event, NvmlLink, NvmlNotFound, NvmlUnresponsive
-from cotenant.node_agent.probes.own_limits import OwnLimits, exhausted_resource
+from cotenant.node_agent.probes.own_limits import OwnLimits
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, timestamp
 from cotenant.v1 import resources_pb2
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 
 from cotenant.core.model.health import BootInstance, NodeReading
+from cotenant.exhaustion import exhausted_resource
 from cotenant.file_descriptors import Usage
-from cotenant.node_agent.probes.own_limits import EXHAUSTION_MESSAGES, exhausted_resource, thread_error
+from cotenant.node_agent.probes.own_limits import EXHAUSTION_MESSAGES, thread_error
 from cotenant.node_agent.probes.pressure import read_pressure
 from cotenant.node_agent.supervisor.cgroups import read_text
 

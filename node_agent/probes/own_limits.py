@@ -17,6 +17,7 @@ from collections.abc import Callable
 import structlog
 
 from cotenant import file_descriptors, telemetry
+from cotenant.exhaustion import exhausted_resource
 
 log = structlog.get_logger()
 
@@ -24,12 +25,6 @@ SPARE = 16
 LAUNCH_DESCRIPTORS_MIN = 24  # free ones needed to start a launch
 SHORTAGE_SECONDS_MAX = 10.0  # for a shortage to pass before a launch is refused
 LOOK_SECONDS = 0.1
-RESOURCE_OF_ERROR = {
-    errno.EMFILE: "descriptors",
-    errno.ENFILE: "descriptors",
-    errno.ENOMEM: "memory",
-    errno.EAGAIN: "processes",
-}
 EXHAUSTION_MESSAGES = {
     errno.EMFILE: "the agent has reached its limit",
     errno.ENFILE: "the system has none left (fs.file-max)",
@@ -38,21 +33,6 @@ EXHAUSTION_MESSAGES = {
 }
 
 FREE = telemetry.gauge("cotenant.agent.descriptors_free", "{descriptor}", "File descriptors that an agent can open.")
-
-
-def exhausted_resource(error: BaseException) -> str:
-    """Return the resource whose exhaustion caused an error: descriptors, memory or processes; "" if none.
-
-    >>> exhausted_resource(OSError(errno.EMFILE, "")), exhausted_resource(OSError(errno.ENOSPC, ""))
-    ('descriptors', '')
-    >>> exhausted_resource(RuntimeError("can't start new thread"))
-    'processes'
-    """
-    if isinstance(error, MemoryError):
-        return "memory"
-    if isinstance(error, RuntimeError) and "start new thread" in str(error):
-        return "processes"
-    return RESOURCE_OF_ERROR.get(error.errno or 0, "") if isinstance(error, OSError) else ""
 
 
 class OwnLimits:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import TextIO
 
+from cotenant.exhaustion import MESSAGES, REMEDIES, exhausted_resource
+
 DEBUG_VARIABLE = "COTENANT_DEBUG"
 
 
@@ -98,12 +100,17 @@ def note(text: str) -> None:
 
 
 def unexpected_error(error: Exception, env: Mapping[str, str] = os.environ) -> CommandError:
-    """Return an internal error as a CommandError; print its traceback only if COTENANT_DEBUG is set."""
+    """Return an internal error as a CommandError; print its traceback only if COTENANT_DEBUG is set.
+
+    That this process lacks descriptors, memory or processes is no such error.
+    """
     if env.get(DEBUG_VARIABLE):
         import traceback
 
         traceback.print_exception(error)
     message = str(error) or "no message"
+    if resource := exhausted_resource(error):
+        return CommandError(f"{MESSAGES[resource]}: {message}", hint=REMEDIES[resource])
     return CommandError(
         f"internal error: {type(error).__name__}: {message}",
         hint=f"set {DEBUG_VARIABLE}=1 for a traceback, and please report it",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import subprocess
@@ -18,7 +19,7 @@ from cotenant.cli.application import ENTRIES
 from cotenant.cli.connection import command_error, exit_code
 from cotenant.cli.flags import hoist
 from cotenant.cli.lazy import FOREIGN_COMMANDS, Entry, load
-from cotenant.cli.outcome import ExitCode
+from cotenant.cli.outcome import ExitCode, unexpected_error
 from cotenant.codec.errors import Problem, Violation
 from cotenant.core.model.job import JobSpec
 from cotenant.v1.job_pb2 import JOB_PHASE_CANCELLED
@@ -167,6 +168,21 @@ def test_an_internal_error_is_one_line_without_a_traceback(shell: Shell, monkeyp
     ended = shell("jobs")
     assert ended.code == ExitCode.FAILED
     assert ended.err.startswith("error: internal error: RuntimeError: a bug")
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "hint"),
+    [
+        (RuntimeError("can't start new thread"), "no process or thread can be started: can't", "pids.max"),
+        (OSError(errno.EMFILE, "Too many open files"), "no file descriptor is left: [Errno 24]", "ulimit -n"),
+        (MemoryError(), "no memory is left: no message", "free memory"),
+    ],
+)
+def test_a_process_at_its_limits_says_so_instead_of_asking_for_a_report(error: Exception, told: str, hint: str) -> None:
+    shown = unexpected_error(error, {})
+    assert shown.message.startswith(told)
+    assert hint in shown.hint
+    assert "report" not in shown.hint
 
 
 def test_a_traceback_is_shown_on_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,8 +40,8 @@ def refuse(mesh: Mesh, part: str, hook: Hook) -> Undo | None:
     pid = mesh.pid(part)
     if pid is None:
         return None
-    if hook is Hook.DESCRIPTORS and not mesh.serving(part):
-        return None  # an agent that has yet to import its modules exits, and says why
+    if not mesh.serving(part):
+        return None  # an agent that has yet to start its threads exits, and says why if gRPC's own do not crash it
     return _without_forks(mesh, part, pid) if hook is Hook.FORK else _without_descriptors(pid)
 
 
