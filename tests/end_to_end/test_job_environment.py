@@ -34,15 +34,22 @@ def make_environment(path: Path, more: str = "") -> Path:
     return path
 
 
+def in_shell(cli: Cli, **variables: str) -> Cli:
+    """Return the command line of a shell with these variables."""
+    other = Cli({**cli.environment, **variables})
+    other.folder = cli.folder
+    return other
+
+
 def test_python_is_that_of_the_submitter_and_files_give_variables(cli: Cli, project: Path, tmp_path: Path) -> None:
     venv, uv = make_environment(tmp_path / "venv"), make_environment(project / ".venv", "uv = 0.9.1\n")
     (project / "a.env").write_text("export DATA='/data'  # shared\n")
     found = cli("submit", "--env-file", "a.env", "--wait", "--", "python", "train.py").out
     assert found == f"{uv} {uv} /data\n"
-    activated = {"VIRTUAL_ENV": str(venv), "PATH": f"{venv}/bin:{os.environ['PATH']}"}
-    assert cli("submit", "--wait", "--", "python", "train.py", **activated).out == f"{venv} {venv} None\n"
+    activated = in_shell(cli, VIRTUAL_ENV=str(venv), PATH=f"{venv}/bin:{os.environ['PATH']}")
+    assert activated("submit", "--wait", "--", "python", "train.py").out == f"{venv} {venv} None\n"
     words = ("--env-from", "venv", "--workdir", "none", "--wait", "--", "python", str(project / "train.py"))
-    assert cli("submit", *words, **activated).out == f"{venv} {venv} None\n"
+    assert activated("submit", *words).out == f"{venv} {venv} None\n"
     assert f"{venv} (venv, asked for)" in cli("show", "@last").out
 
 
@@ -61,9 +68,9 @@ def test_a_job_that_no_node_has_the_interpreter_for_fails_and_says_what_to_do(
 
 def test_the_agents_own_environment_is_in_no_job_and_no_session(mesh: Mesh, cli: Cli, project: Path) -> None:
     own = sysconfig.get_path("scripts")
-    plain = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+    plain = in_shell(cli, PATH="/usr/local/bin:/usr/bin:/bin")
     for words in (("--empty-workdir",), ()):
-        printed = cli("submit", *words, "--wait", "--", "env", **plain).out
+        printed = plain("submit", *words, "--wait", "--", "env").out
         assert "PATH=/" in printed
         assert own not in printed
         assert "VIRTUAL_ENV" not in printed

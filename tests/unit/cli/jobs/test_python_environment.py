@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.cli.conftest import Shell
 from tests.unit.cli.standin import Standin
 
-from cotenant.cli.jobs import python_environment
 from cotenant.cli.jobs.python_environment import NoEnvironment, find_environment, named_environment
 from cotenant.cli.outcome import ExitCode
 from cotenant.v1 import job_pb2
@@ -53,12 +53,11 @@ def test_an_environment_of_somebody_else_in_a_folder_for_all_is_not_taken(
     monkeypatch.setattr(os, "getuid", lambda: own + 1)  # the .venv belongs to another user, and so does the folder
     assert sources({}, tmp_path) == "uv .venv"
 
-    def of_root(path: str) -> os.stat_result:
-        found = list(stat(path))
-        found[4] = own + 2
-        return os.stat_result(found)
+    def of_root(path: str, **more: Any) -> os.stat_result:
+        found = stat(path, **more)
+        return os.stat_result([*found[:4], own + 2, *found[5:]]) if path == str(tmp_path) else found
 
-    monkeypatch.setattr(python_environment.os, "stat", of_root)  # as /tmp, where anyone may put one
+    monkeypatch.setattr(os, "stat", of_root)  # as /tmp, where anyone may put one
     assert sources({}, tmp_path) == ""
     with pytest.raises(NoEnvironment, match="belongs neither to you"):
         named_environment("uv", {}, str(tmp_path))
@@ -87,6 +86,7 @@ def test_a_job_gets_what_is_found_only_in_the_folder(
     for words in (
         ("--empty-workdir",), ("--workdir", "/"), ("--workdir", "none"), ("--env", "PATH=/bin"),
         ("--env-from", "none"), ("--like", first, "--empty-workdir"), ("--like", first, "--env-from", "none"),
+        ("--workdir", "/", "--deadline", "2h"), ("--env", "PATH=/bin", "--deadline", "2h"),
     ):  # fmt: skip
         told = shell("submit", *words, "--", "true")
         spec = standin.jobs.jobs[told.out.strip()].spec
