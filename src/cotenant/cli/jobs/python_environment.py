@@ -2,7 +2,7 @@
 
 `auto` takes the activated virtual environment, else the activated conda environment, else a `.venv` that uv made in the
 current folder. As in uv, it comes before conda's `base`, which many shells activate by themselves. A `.venv` of another
-user counts only in that user's own folder: anyone may put one into a folder such as /tmp.
+user counts only in that user's own folder: anyone may put one into a folder that all may write.
 
 Plain submissions import this module: it needs next to nothing.
 """
