@@ -259,6 +259,7 @@ def supervisor_spec(
                 "directory": working_directory,
                 "directory_is_ours": not assignment.spec.working_directory,
                 "submit_directory": submit_directory_of(assignment.spec),
+                "python_environment": python_environment_of(assignment.spec),
                 "user": user.to_spec() if user else None,
                 "cpus": affinity_at_start(surroundings, task, group),
                 "memory_limit_bytes": task.memory_bytes,
@@ -276,6 +277,14 @@ def submit_directory_of(spec: job_pb2.JobSpec) -> dict[str, object] | None:
     folder = spec.submit_directory
     variables = {name: value for name, value in folder.environment.items() if name not in spec.environment}
     return {"path": folder.path, "inode": folder.inode, "owner_uid": folder.owner_uid, "environment": variables}
+
+
+def python_environment_of(spec: job_pb2.JobSpec) -> dict[str, object] | None:
+    """Return the Python environment whose interpreter is checked, and whether it needs no folder; None without one."""
+    if not spec.HasField("python_environment"):
+        return None
+    found = spec.python_environment
+    return {"path": found.path, "interpreter": found.interpreter, "requested": found.requested}
 
 
 def isolation_of(

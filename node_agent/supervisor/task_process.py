@@ -51,6 +51,8 @@ class TaskProcess:
         self.environment: dict[str, str] = variables
         folder = spec.get("submit_directory")
         self.submit_directory = SubmitDirectory(folder) if isinstance(folder, dict) else None
+        environment = spec.get("python_environment")
+        self.python_environment: dict[str, object] = environment if isinstance(environment, dict) else {}
         self.doing = "starting"  # what fails if the program is not executed
         self.pid = 0
         self.exec_reader = -1  # readable once the program runs, with the reason if it does not
@@ -99,6 +101,7 @@ class TaskProcess:
                 os.dup2(source, target)
             if missing:
                 os.write(2, f"cotenant: {missing}; started in an empty folder\n".encode(errors="replace"))
+            self._check_interpreter()
             self.doing = "command"
             execute(self.command, self.environment)
         except BaseException as error:  # report any error
@@ -155,6 +158,28 @@ class TaskProcess:
             self.environment = {**self.environment, **folder.environment, "COTENANT_SUBMIT_DIR": folder.path}
         return missing if self.directory_is_ours else ""
 
+    def _check_interpreter(self) -> None:
+        """Check the interpreter of the job's Python environment, if the job uses one here. Raises `OSError`."""
+        needed = self.python_environment.get("requested") or "COTENANT_SUBMIT_DIR" in self.environment
+        if not self.python_environment or not needed:
+            return
+        self.doing = "environment"
+        interpreter = str(self.python_environment["interpreter"])
+        os.stat(interpreter)
+        if not os.access(interpreter, os.X_OK):
+            raise PermissionError(errno.EACCES, "it is not executable for the job's user")
+
+    def _interpreter_reason(self, error: OSError) -> str:
+        interpreter = str(self.python_environment["interpreter"])
+        try:
+            name = f"{interpreter} (a link to {os.readlink(interpreter)})"
+        except OSError:
+            name = interpreter
+        return (
+            f"this node does not have the interpreter {name} of the job's Python environment "
+            f"{self.python_environment['path']}: {error.strerror}; {SHARE_ENVIRONMENT}"
+        )
+
     def _cause(self, error: BaseException) -> str:
         doing = self.doing
         if doing == "command":
@@ -168,6 +193,8 @@ class TaskProcess:
         doing = self.doing
         if not isinstance(error, OSError):
             return f"could not be started ({doing}): {error}"
+        if doing == "environment":
+            return self._interpreter_reason(error)
         program = self.command[0]
         if doing == "directory":
             return f"the working directory {self.directory} cannot be entered: {error.strerror}"
@@ -240,6 +267,7 @@ class TaskProcess:
                 return  # it has just ended, or runs as another user: no warning
 
 
+SHARE_ENVIRONMENT = "keep it on storage that all nodes have at the same path, or submit with --env-from none"
 TAKE_ALONG = "`cotenant submit --upload .` takes it along"
 
 

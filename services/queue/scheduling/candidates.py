@@ -13,6 +13,7 @@ ATTEMPT_FIELDS = (  # needed by attempts only
     "environment",
     "working_directory",
     "submit_directory",
+    "python_environment",
     "labels",
 )
 SMALL_BYTES = 4096  # smaller specs are faster to copy whole than by fields

@@ -20,7 +20,15 @@ from cotenant.cli.jobs.launch_failures import launch_failure_view
 from cotenant.cli.name_lookup import phase_of
 from cotenant.codec import refusals
 from cotenant.codec.dependencies import condition_of
-from cotenant.codec.specs import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LOCALITIES, seconds, triggers_from_wire
+from cotenant.codec.specs import (
+    ATTEMPT_STATES,
+    ENVIRONMENT_SOURCES,
+    HEALTH_ACTIONS,
+    KINDS,
+    LOCALITIES,
+    seconds,
+    triggers_from_wire,
+)
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.lifecycle import AttemptState, Phase
 from cotenant.core.model.priority import class_of
@@ -92,6 +100,7 @@ def job_view(job: Job, now: float) -> View:
         "labels": dict(sorted(spec.labels.items())),
         "notify": list(spec.notify),
         "notify_on": [str(one) for one in triggers_from_wire(spec.notify_on)],
+        "python_environment": _python_environment(spec),
         "replicas": sum(role.replicas for role in spec.roles),
         "gpus": gpus(sum(role.replicas * role.resources.gpu_milli for role in spec.roles)),
         "cores": allocated_cores(job.attempt) if live else requested_cores(spec),
@@ -385,6 +394,25 @@ def state_of(attempt: Attempt) -> AttemptState | str:
 def locality_of(spec: JobSpec) -> str:
     """Return the requested locality; "" if there is none."""
     return LOCALITIES.names.get(spec.locality, f"locality {spec.locality}") if spec.locality else ""
+
+
+def python_environment_of(spec: JobSpec) -> str:
+    """Return the Python environment that a job was submitted from, and how it was found; "" if there is none."""
+    found = _python_environment(spec)
+    how = "asked for" if spec.python_environment.requested else "found at submission"
+    return f"{found['path']} ({found['source']}, {how})" if found else ""
+
+
+def _python_environment(spec: JobSpec) -> View | None:
+    if not spec.HasField("python_environment"):
+        return None
+    found = spec.python_environment
+    return {
+        "source": ENVIRONMENT_SOURCES.names.get(found.source, f"source {found.source}"),
+        "path": found.path,
+        "interpreter": found.interpreter,
+        "requested": found.requested,
+    }
 
 
 def _owner(node: Node) -> str:

@@ -123,6 +123,8 @@ class JobFields(Requests, total=False):
     roles: Sequence[RoleFields]
     labels: Mapping[str, str]
     env: Mapping[str, str]
+    env_file: str | PurePath | Sequence[str | PurePath]
+    env_from: Literal["auto", "venv", "conda", "uv", "none"]
     after: Jobs
     after_ok: Jobs
     notify: str | Sequence[str]
@@ -151,7 +153,7 @@ def draft_of(
         for name, value in given.items()
     )
     draft = read_options(MapNode(place, entries), time.time())
-    return draft.submitted_from(None if empty_workdir else current_directory(os.environ))
+    return draft.submitted_from(None if empty_workdir else current_directory(os.environ), os.environ)
 
 
 def indices_text(indices: Iterable[int]) -> str:

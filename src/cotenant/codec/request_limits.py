@@ -52,7 +52,9 @@ ITEMS: Mapping[str, int] = MappingProxyType(
         "EstimateRequest.queries": limits.QUERIES_MAX,
     }
 )
-VALIDATED = frozenset({"JobSpec", "ProgressRule", "SubmitDirectory"})  # their texts have limits of their own
+VALIDATED = frozenset(
+    {"JobSpec", "ProgressRule", "SubmitDirectory", "PythonEnvironment"}
+)  # their texts have limits of their own
 
 
 def check(request: Any) -> None:

@@ -31,10 +31,12 @@ from cotenant.core.model import job_fields, validation
 from cotenant.core.model.allocation import GpuShare, NodeAllocation, TaskAllocation
 from cotenant.core.model.job import (
     BatchScaling,
+    EnvironmentSource,
     JobKind,
     JobSpec,
     Locality,
     ObjectiveCheck,
+    PythonEnvironment,
     ResizeMode,
     SpreadBy,
     SubmitDirectory,
@@ -85,6 +87,7 @@ LAUNCH_CAUSES = EnumMap(LaunchCause, job_pb2.LaunchCause, "LAUNCH_CAUSE")
 STOP_REASONS = EnumMap(StopReason, job_pb2.StopReason, "STOP_REASON")
 KINDS = EnumMap(JobKind, job_pb2.JobKind, "JOB_KIND")
 TRIGGERS = EnumMap(Trigger, job_pb2.NotificationTrigger, "NOTIFICATION_TRIGGER")
+ENVIRONMENT_SOURCES = EnumMap(EnvironmentSource, job_pb2.EnvironmentSource, "ENVIRONMENT_SOURCE")
 LOCALITIES = EnumMap(Locality, job_pb2.Locality, "LOCALITY")
 HEALTH_ACTIONS = EnumMap(HealthAction, resources_pb2.HealthAction, "HEALTH_ACTION")
 
@@ -151,6 +154,7 @@ def _spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
         environment=tuple(sorted(message.environment.items())),
         labels=tuple(sorted(message.labels.items())),
         submit_directory=_submit_directory(message),
+        python_environment=_python_environment(message),
         notify=tuple(message.notify),
         notify_on=triggers_from_wire(message.notify_on),
         dependencies=dependencies_module.dependencies_from_wire(message),
@@ -198,6 +202,14 @@ def _submit_directory(message: job_pb2.JobSpec) -> SubmitDirectory | None:
     return SubmitDirectory(folder.path, folder.inode, folder.owner_uid, variables)
 
 
+def _python_environment(message: job_pb2.JobSpec) -> PythonEnvironment | None:
+    if not message.HasField("python_environment"):
+        return None
+    found = message.python_environment
+    source = ENVIRONMENT_SOURCES.get(found.source)
+    return PythonEnvironment(source, found.path, found.interpreter, found.requested)
+
+
 _specs = SpecCache(_spec_from_wire)
 
 
@@ -226,6 +238,11 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
         message.submit_directory.path, message.submit_directory.inode = folder.path, folder.inode
         message.submit_directory.owner_uid = folder.owner_uid
         message.submit_directory.environment.update(dict(folder.environment))
+    if found := spec.python_environment:
+        message.python_environment.path, message.python_environment.interpreter = found.path, found.interpreter
+        message.python_environment.requested = found.requested
+        if found.source:
+            message.python_environment.source = ENVIRONMENT_SOURCES.to_wire(found.source)
     dependencies_module.write_dependencies(spec, message)
     return message
 
@@ -250,7 +267,7 @@ _ENUMS: Mapping[str, EnumMap[Any]] = {  # by protobuf's name
 }
 _DECODERS: dict[str, tuple[str, Callable[[Any], Any] | None]] = {}
 _ENCODERS: dict[str, tuple[str, str, Callable[[Any], Any] | None, bool]] = {}
-_ENUM_FIELDS: dict[str, EnumMap[Any]] = {}
+_ENUM_FIELDS: dict[str, EnumMap[Any]] = {"python_environment.source": ENVIRONMENT_SOURCES}
 _TIME_FIELDS: dict[str, int] = {}
 _NESTED = frozenset(field.wire.partition(".")[0] for field in job_fields.JOB if "." in field.wire)
 

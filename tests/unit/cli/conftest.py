@@ -57,6 +57,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home directory for the test, isolated from this machine's files."""
     for name in ("COTENANT_ENDPOINT", "COTENANT_TOKEN", "COTENANT_STATE_DIR", "COTENANT_DEBUG"):
         monkeypatch.delenv(name, raising=False)
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path

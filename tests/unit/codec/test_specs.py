@@ -19,7 +19,17 @@ from cotenant.codec.errors import Problem, to_status
 from cotenant.core.model import validation
 from cotenant.core.model.allocation import GpuShare, NodeAllocation, TaskAllocation
 from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency
-from cotenant.core.model.job import JobKind, JobSpec, Locality, Qos, Request, Role, SubmitDirectory
+from cotenant.core.model.job import (
+    EnvironmentSource,
+    JobKind,
+    JobSpec,
+    Locality,
+    PythonEnvironment,
+    Qos,
+    Request,
+    Role,
+    SubmitDirectory,
+)
 from cotenant.core.model.loss_goal import LossGoal
 from cotenant.core.model.node import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
 from cotenant.core.model.refusal import Code, Refusal
@@ -66,6 +76,8 @@ specs = st.builds(
     expected_seconds=st.none() | intervals,
     loss_goal=st.builds(LossGoal, st.none() | figures, sizes, figures),
     submit_directory=st.none() | st.builds(SubmitDirectory, texts, st.integers(0, 2**64 - 1), counts, pairs),
+    python_environment=st.none()
+    | st.builds(PythonEnvironment, st.none() | st.sampled_from(EnvironmentSource), texts, texts, st.booleans()),
 )
 inventories = st.builds(
     Inventory,
@@ -188,6 +200,8 @@ def test_a_duration_comes_back_to_the_microsecond(interval: float) -> None:
         (specs_module.STOP_REASONS, job_pb2.StopReason),
         (specs_module.KINDS, job_pb2.JobKind),
         (specs_module.LOCALITIES, job_pb2.Locality),
+        (specs_module.LAUNCH_CAUSES, job_pb2.LaunchCause),
+        (specs_module.ENVIRONMENT_SOURCES, job_pb2.EnvironmentSource),
         (specs_module.HEALTH_ACTIONS, resources_pb2.HealthAction),
     ],
 )

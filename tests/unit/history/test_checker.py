@@ -50,6 +50,7 @@ FAILED = replace(A1, state=AttemptState.FAILED)
 LOST = replace(A1, state=AttemptState.LOST)
 NOT_LAUNCHED = replace(A1, state=AttemptState.NOT_LAUNCHED, launch_cause=LaunchCause.CGROUP)
 NO_DIRECTORY = replace(NOT_LAUNCHED, launch_cause=LaunchCause.WORKING_DIRECTORY)
+NO_ENVIRONMENT = replace(NOT_LAUNCHED, launch_cause=LaunchCause.ENVIRONMENT)
 FAILED_JOB = JobPut("a", Phase.FAILED, attempt=1)
 BEGAN = Began("n", "a", 1, 2, CORE)
 AWAY_SECONDS = 10.0
@@ -278,6 +279,7 @@ FINE: dict[str, list[Event]] = {
     "a node that lost everything": [*commits(A1, RUNS), BEGAN, Rebooted("n"), Came("n"), *commits(LOST, first=4)],
     "a node that cannot launch": [*commits(A1, NOT_LAUNCHED, JobPut("a", Phase.QUEUED, attempt=1))],
     "a working directory that no node has": [*commits(A1, NO_DIRECTORY, FAILED_JOB)],
+    "a Python environment that no node has": [*commits(A1, NO_ENVIRONMENT, FAILED_JOB)],
     "a leader in its term": [
         *commits(LeaderPut("queue", "x")),
         Wrote(3, "queue", "x"),

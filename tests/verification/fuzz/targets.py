@@ -64,6 +64,7 @@ def all_targets() -> Iterator[Target]:
     """Yield every target that needs no server."""
     from tests.verification.fuzz import (
         agent_files,
+        environment_files,
         external_inputs,
         folder_files,
         learned_records,
@@ -90,6 +91,7 @@ def all_targets() -> Iterator[Target]:
             folder_files,
             predictor_calls,
             specs,
+            environment_files,
         ),
         witness_files,
         mesh_files,

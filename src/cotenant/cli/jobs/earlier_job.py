@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,12 +53,13 @@ def draft_like(earlier: Job | Array, overrides: MapNode, now: float) -> Draft:
     message.ClearField("upload")  # in a job file it is a path, here the id of a folder that the mesh has
     before = spec_from_wire(message)
     (draft,) = read_jobs(write_jobs([before]), f"job {earlier.id}", now, overrides)
-    spec = replace(draft.spec, submit_directory=before.submit_directory)
+    spec = replace(draft.spec, submit_directory=before.submit_directory, python_environment=before.python_environment)
     if not given & {"upload", "workdir"}:
         spec = replace(spec, upload=earlier.spec.upload)
     if "notify" not in given:
         spec = replace(spec, notify=targets, notify_on=spec.notify_on or triggers)
-    return replace(draft, spec=spec, like=earlier.id)
+    like = replace(draft, spec=spec, like=earlier.id)
+    return like.with_environment(spec.submit_directory.path if spec.submit_directory else "", os.environ)
 
 
 def _dropped(message: JobSpec, now: float) -> Sequence[tuple[str, str]]:

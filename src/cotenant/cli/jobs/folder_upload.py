@@ -100,8 +100,8 @@ class Uploads:
 
 def with_upload(draft: Draft, upload_id: str) -> Draft:
     """Return a job with another folder. It starts nowhere else."""
-    directory = None if draft.spec.upload else draft.spec.submit_directory
-    return replace(draft, spec=replace(draft.spec, upload=upload_id, submit_directory=directory))
+    spec = draft.spec.without_folder() if draft.spec.upload else draft.spec
+    return replace(draft, spec=replace(spec, upload=upload_id))
 
 
 def prepare(path: str) -> Prepared:

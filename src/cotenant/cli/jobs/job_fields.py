@@ -10,7 +10,15 @@ from typing import Any
 
 from cotenant.cli import units
 from cotenant.core.model.dependencies import Condition
-from cotenant.core.model.job import BatchScaling, JobKind, Locality, ObjectiveCheck, ResizeMode, SpreadBy
+from cotenant.core.model.job import (
+    BatchScaling,
+    EnvironmentChoice,
+    JobKind,
+    Locality,
+    ObjectiveCheck,
+    ResizeMode,
+    SpreadBy,
+)
 from cotenant.core.model.job_array import read_array
 from cotenant.core.model.job_fields import JOB, REQUEST, ROLE, STRUCTURED, FieldType, JobField
 from cotenant.core.model.notification import Trigger
@@ -72,6 +80,7 @@ FORMS: Mapping[FieldType, TextForm] = {
     FieldType.OBJECTIVE_CHECK: TextForm(_choice(ObjectiveCheck), str),
     FieldType.RESIZE_MODE: TextForm(_choice(ResizeMode), str),
     FieldType.BATCH_SCALING: TextForm(_choice(BatchScaling), str),
+    FieldType.ENVIRONMENT: TextForm(_choice(EnvironmentChoice), str),
     FieldType.PRIORITY: TextForm(parse_priority, show=in_words),
     FieldType.PROFILE: TextForm(_profiled, lambda profiled: "auto" if profiled else "never"),
     FieldType.INDICES: TextForm(read_array),

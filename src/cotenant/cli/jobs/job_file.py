@@ -15,12 +15,14 @@ cotenant.cli.jobs.job_file.BadJobs: job.yaml has 2 mistakes
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cotenant.cli.jobs.env_file import BadFile, read_env_file
 from cotenant.cli.jobs.job_fields import (
     AFTER,
     AFTER_CONDITIONS,
@@ -36,6 +38,14 @@ from cotenant.cli.jobs.job_fields import (
     Fields,
     read,
 )
+from cotenant.cli.jobs.python_environment import (
+    FoundEnvironment,
+    NoEnvironment,
+    find_environment,
+    named_environment,
+    variables_with,
+    variables_without,
+)
 from cotenant.cli.outcome import CommandError, ExitCode, is_text, usage_error
 from cotenant.cli.source_positions import (
     DocumentError,
@@ -50,7 +60,18 @@ from cotenant.cli.source_positions import (
 )
 from cotenant.codec.specs import spec_to_wire
 from cotenant.core.model.dependencies import Condition, Dependency
-from cotenant.core.model.job import JobSpec, OpenReplicas, ReplicaRange, Request, Role, SubmitDirectory
+from cotenant.core.model.job import (
+    SUBMIT_VARIABLES,
+    EnvironmentChoice,
+    EnvironmentSource,
+    JobSpec,
+    OpenReplicas,
+    PythonEnvironment,
+    ReplicaRange,
+    Request,
+    Role,
+    SubmitDirectory,
+)
 from cotenant.core.model.job_fields import attributes
 from cotenant.core.model.notification import Trigger
 from cotenant.core.model.validation import ROLES_MAX, check_spec, default_kind, shown
@@ -101,11 +122,71 @@ class Draft:
     places: Mapping[str, tuple[SourcePosition, str]]  # by wire path: the position, and the field's name in the file
     like: str = ""  # id of the earlier job or array that it repeats
     empty_workdir: bool = False  # it asks for an empty working directory
+    env_from: EnvironmentChoice = EnvironmentChoice.AUTO
 
-    def submitted_from(self, folder: SubmitDirectory | None) -> Draft:
-        """Return this job, submitted from a folder; where it asks for another one, it does not start there."""
-        elsewhere = self.empty_workdir or bool(self.spec.upload)
-        return replace(self, spec=replace(self.spec, submit_directory=None if elsewhere else folder))
+    def submitted_from(self, folder: SubmitDirectory | None, shell: Mapping[str, str]) -> Draft:
+        """Return this job, submitted from a folder of a shell; where it asks for another one, it does not start there.
+
+        Raises:
+            BadJobs: it asks for a Python environment that the shell does not have.
+        """
+        if folder is None or self.empty_workdir or self.spec.upload:
+            placed = replace(self, spec=self.spec.without_folder())
+        else:
+            placed = replace(self, spec=replace(self.spec, submit_directory=folder))
+            if self.env_from is EnvironmentChoice.AUTO:
+                return placed._with_found_environment(shell)
+        return placed.with_environment(folder.path if folder else "", shell)
+
+    def with_environment(self, folder: str, shell: Mapping[str, str]) -> Draft:
+        """Return this job with the Python environment that it asks for, or without one.
+
+        Raises:
+            BadJobs: the shell does not have it.
+        """
+        if self.env_from is EnvironmentChoice.AUTO:
+            return self
+        directory, own = self.spec.submit_directory, dict(self.spec.environment)
+        if self.env_from is EnvironmentChoice.NONE:
+            return self._without_environment()
+        try:
+            found = named_environment(self.env_from.value, shell, folder or shell.get("PWD", ""))
+        except NoEnvironment as error:
+            raise BadJobs("the submission", [self.mistake("python_environment", str(error))]) from None
+        path, *others = SUBMIT_VARIABLES
+        own = {name: value for name, value in own.items() if name not in others}
+        inherited = (path, "CONDA_DEFAULT_ENV") if self.env_from is EnvironmentChoice.CONDA else (path,)
+        copied = {name: shell[name] for name in inherited if name in shell}
+        spec = replace(
+            self.spec,
+            environment=_sorted(variables_with(found, {**copied, **own})),
+            submit_directory=directory and replace(directory, environment=()),
+            python_environment=_python_environment(found, requested=True),
+        )
+        return replace(self, spec=spec)
+
+    def _without_environment(self) -> Draft:
+        spec, directory = self.spec, self.spec.submit_directory
+        if directory:
+            kept = _sorted(variables_without(dict(directory.environment)))
+            spec = replace(spec, submit_directory=replace(directory, environment=kept))
+        if spec.python_environment and spec.python_environment.requested:  # of an earlier job
+            spec = replace(spec, environment=_sorted(variables_without(dict(spec.environment))))
+        return replace(self, spec=replace(spec, python_environment=None))
+
+    def _with_found_environment(self, shell: Mapping[str, str]) -> Draft:
+        """Return this job with the environment of the shell for its folder, unless it names its own search path."""
+        folder = self.spec.submit_directory
+        if folder is None or self.spec.working_directory or "PATH" in dict(self.spec.environment):
+            return self
+        found = find_environment(shell, folder.path)
+        if found is None:
+            return self
+        directory = replace(folder, environment=_sorted(variables_with(found, dict(folder.environment))))
+        return replace(
+            self,
+            spec=replace(self.spec, submit_directory=directory, python_environment=_python_environment(found)),
+        )
 
     def to_wire(self, spec: JobSpec) -> job_pb2.JobSpec:
         """Return the message of a spec; without an explicit tenant, the queue uses the caller's own."""
@@ -123,6 +204,37 @@ class Draft:
                 return Mistake(place, label, message)
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return Mistake(self.place, field.removeprefix("spec."), message)
+
+
+def _python_environment(found: FoundEnvironment, *, requested: bool = False) -> PythonEnvironment:
+    return PythonEnvironment(EnvironmentSource(found.source), found.path, found.interpreter, requested)
+
+
+def _sorted(variables: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(variables.items()))
+
+
+def env_variables(path: str, place: SourcePosition, mistakes: list[Mistake]) -> MapNode:
+    """Return the variables of a dotenv file, each at its line; what is wrong with it is added to `mistakes`."""
+    try:
+        variables, wrong = read_env_file(os.path.expanduser(path))
+    except BadFile as error:
+        at = SourcePosition(path, error.line) if error.line else place
+        mistakes.append(Mistake(at, "", str(error) if error.line else f"{path} {error}"))
+        return MapNode(place, ())
+    mistakes += (Mistake(SourcePosition(path, line), "", message) for line, message in wrong)
+    places = [SourcePosition(path, one.line) for one in variables]
+    return MapNode(
+        place,
+        tuple((ScalarNode(at, one.name), ScalarNode(at, one.value)) for at, one in zip(places, variables, strict=True)),
+    )
+
+
+def with_env_files(files: Iterable[MapNode], variables: MapNode) -> MapNode:
+    """Return a map of variables with those of files: a later file wins over an earlier one, the map over files."""
+    found = {key.text: (key, value) for file in files for key, value in file.entries}
+    own = {key.text for key, _ in variables.entries}
+    return replace(variables, entries=(*(one for name, one in found.items() if name not in own), *variables.entries))
 
 
 def load_jobs(path: str, now: float, overrides: MapNode | None = None) -> list[Draft]:
@@ -210,23 +322,24 @@ class _Reader:
         """Return a job; unreadable fields keep their defaults."""
         self._place = node.place
         given = self._fields(node, JOB_FIELDS, "job")
-        values = self._scalars(given, {**PLAIN, "array": OF_SEVERAL["array"]})
+        values = self._scalars(given, {**PLAIN, **{name: OF_SEVERAL[name] for name in ("array", "env_from")}})
         for name, fields in GROUPS.items():
             values |= self._inner(given, name, fields)
         roles = self._roles(given)
         if empty := values.get("working_directory") == EMPTY_WORKDIR:
             del values["working_directory"]
+        env_from = values.pop("python_environment", EnvironmentChoice.AUTO)
         spec = JobSpec(
             **attributes({"kind": default_kind(roles), **values}),
             roles=roles,
             command=self._command(given, "", ""),
-            environment=self._pairs(given, "env", "environment"),
+            environment=self._pairs(self._with_env_files(given), "env", "environment"),
             labels=self._pairs(given, "labels", "labels"),
             dependencies=self._dependencies(given),
             notify=tuple(self._texts(given, "notify")),
             notify_on=self._triggers(given),
         )
-        draft = Draft(spec, node.place, self._places, empty_workdir=empty)
+        draft = Draft(spec, node.place, self._places, empty_workdir=empty, env_from=env_from)
         if isinstance(node, MapNode):
             self._check_rules(draft)
         return draft
@@ -397,6 +510,17 @@ class _Reader:
             if text is not None:
                 pairs[key.text] = text
         return tuple(sorted(pairs.items()))
+
+    def _with_env_files(self, given: Mapping[str, tuple[ScalarNode, Node]]) -> Mapping[str, tuple[ScalarNode, Node]]:
+        """Return the fields with the variables of `env_file` in `env`."""
+        if "env_file" not in given:
+            return given
+        key, node = given["env_file"]
+        files = [env_variables(path, node.place, self.mistakes) for path in self._texts(given, "env_file")]
+        name, variables = given.get("env", (key, MapNode(node.place, ())))
+        if not isinstance(variables, MapNode):
+            return given
+        return {**given, "env": (name, with_env_files(files, variables))}
 
     def _text(self, node: Node, path: str, label: str) -> str | None:
         if isinstance(node, ScalarNode) and not node.null:

@@ -10,7 +10,16 @@ from typing import Annotated, Any
 from cotenant.cli.annotations import typer
 from cotenant.cli.flags import TAIL
 from cotenant.cli.jobs.job_fields import ALL_FIELDS, OF_SEVERAL
-from cotenant.cli.jobs.job_file import BadJobs, Draft, Mistake, load_jobs, read_options, source_of
+from cotenant.cli.jobs.job_file import (
+    BadJobs,
+    Draft,
+    Mistake,
+    env_variables,
+    load_jobs,
+    read_options,
+    source_of,
+    with_env_files,
+)
 from cotenant.cli.outcome import usage_error
 from cotenant.cli.source_positions import ListNode, MapNode, Node, ScalarNode, SourcePosition
 from cotenant.core.model.job_fields import FieldType, JobField
@@ -24,7 +33,7 @@ HELP_ORDER = (  # other fields follow
     "gpu_type", "replicas", "replicas_min", "replicas_max", "qos.latency",
     "qos.percentile", "qos.arrivals", "qos.rate", "role", "tenant", "queue", "priority", "deadline", "begin",
     "expected", "time_limit", "model", "steps", "progress.regex", "profile", "locality", "retries", "grace", "signal",
-    "after", "after_ok", "array", "workdir", "upload", "notify_on",
+    "after", "after_ok", "array", "workdir", "upload", "env_from", "notify_on",
 )  # fmt: skip
 
 
@@ -38,7 +47,7 @@ TEXTS = in_order(
     HELP_ORDER,
 )
 PAIRS = tuple(OF_SEVERAL[key] for key in ("env", "labels"))
-NOTIFY = OF_SEVERAL["notify"]
+ENV_FILE, NOTIFY = OF_SEVERAL["env_file"], OF_SEVERAL["notify"]
 SWITCHES = tuple(field for field in ALL_FIELDS if field.switch)
 NOT_PREEMPTIBLE = JobField("not_preemptible", FieldType.BOOLEAN, help="Never preempt the job.")
 
@@ -132,7 +141,7 @@ def _parameters() -> Iterable[inspect.Parameter]:
         return keyword(option, Annotated[kind, declared], default)
 
     yield from (parameter(option, str | None, None) for option in TEXTS)
-    yield from (parameter(option, list[str] | None, None) for option in (*PAIRS, NOTIFY))
+    yield from (parameter(option, list[str] | None, None) for option in (*PAIRS, ENV_FILE, NOTIFY))
     yield from (parameter(option, bool, False) for option in (NOT_PREEMPTIBLE, *SWITCHES))
 
 
@@ -140,14 +149,12 @@ def document(context: typer.Context, given_options: Mapping[str, Any]) -> MapNod
     """Return the options, and the words after `--`, as a job file document."""
     tail = context.meta.get(TAIL)
     texts = ((option, given_options[parameter_name(option)]) for option in TEXTS)
-    pairs = ((option, given_options[parameter_name(option)]) for option in PAIRS)
+    pairs = {option.key: _pairs(option, given_options[parameter_name(option)] or ()) for option in PAIRS}
+    if paths := given_options[parameter_name(ENV_FILE)]:
+        pairs["env"] = with_env_files(_env_files(paths), pairs["env"])
     entries: list[tuple[ScalarNode, Node]] = [
         *_merge_nested(_entry(option.key, f"--{option.flag}", text) for option, text in texts if text is not None),
-        *(
-            (ScalarNode(SourcePosition(f"--{option.flag}"), option.key), _pairs(option, given))
-            for option, given in pairs
-            if given
-        ),
+        *((ScalarNode(node.place, key), node) for key, node in pairs.items() if node.entries),
     ]
     if targets := given_options[parameter_name(NOTIFY)]:
         place = SourcePosition(f"--{NOTIFY.flag}")
@@ -163,6 +170,20 @@ def document(context: typer.Context, given_options: Mapping[str, Any]) -> MapNod
         words = tuple(ScalarNode(THE_COMMAND_LINE, word) for word in tail)
         entries.append((ScalarNode(THE_COMMAND_LINE, "command"), ListNode(THE_COMMAND_LINE, words)))
     return MapNode(THE_COMMAND_LINE, tuple(entries))
+
+
+def _env_files(paths: Sequence[str]) -> list[MapNode]:
+    """Return the variables of each `--env-file`.
+
+    Raises:
+        BadJobs: names every mistake of every file.
+    """
+    mistakes: list[Mistake] = []
+    place = SourcePosition(f"--{ENV_FILE.flag}")
+    found = [env_variables(path, place, mistakes) for path in paths]
+    if mistakes:
+        raise BadJobs(", ".join(dict.fromkeys(paths)), mistakes)
+    return found
 
 
 def _merge_nested(entries: Iterable[tuple[ScalarNode, Node]]) -> Iterable[tuple[ScalarNode, Node]]:

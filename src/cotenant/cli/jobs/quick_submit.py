@@ -16,14 +16,15 @@ from google.protobuf.message import Message
 from cotenant.cli import units
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.submit_directory import find_directory
+from cotenant.cli.jobs.python_environment import find_environment, variables_with
+from cotenant.cli.jobs.submit_directory import Directory, find_directory
 from cotenant.cli.jobs.user_defaults import read_user_defaults
 from cotenant.cli.outcome import CommandError, note
 from cotenant.cli.quick_table import JOB, JOB_FIELDS
 from cotenant.cli.unary_stubs import NotUnary
 from cotenant.codec.times import duration
 from cotenant.core.model.priority import parse_priority
-from cotenant.v1.job_pb2 import JOB_KIND_TRAINING, Job, JobSpec
+from cotenant.v1.job_pb2 import JOB_KIND_TRAINING, EnvironmentSource, Job, JobSpec
 from cotenant.v1.job_service_pb2 import CreateJobRequest, CreateJobResponse
 
 EMPTY_WORKDIR = "none"  # as in `job_file`, whose import takes longer than a plain submission
@@ -47,10 +48,7 @@ def submitted(context: Any, given: dict[str, Any], tail: list[str] | None) -> bo
     elsewhere = given["empty_workdir"] or given["job_workdir"] == EMPTY_WORKDIR
     folder = None if elsewhere else find_directory(os.environ)
     if folder:
-        path, inode, owner_uid, variables = folder
-        spec.submit_directory.path, spec.submit_directory.inode = path, inode
-        spec.submit_directory.owner_uid = owner_uid
-        spec.submit_directory.environment.update(dict(variables))
+        _set_folder(spec, folder)
     given["request_id"] = given["request_id"] or os.urandom(16).hex()
     request = CreateJobRequest(spec=spec, request_id=given["request_id"])
 
@@ -66,6 +64,20 @@ def submitted(context: Any, given: dict[str, Any], tail: list[str] | None) -> bo
     if job.HasField("refusal") and job.refusal.code == "NEVER_FITS":
         note(f"note: {job.id} waits: {job.refusal.code}: {job.refusal.detail}")
     return True
+
+
+def _set_folder(spec: JobSpec, folder: Directory) -> None:
+    """Set the folder, and the Python environment that is found there, as `Draft.submitted_from` does."""
+    path, inode, owner_uid, variables = folder
+    spec.submit_directory.path, spec.submit_directory.inode = path, inode
+    spec.submit_directory.owner_uid = owner_uid
+    given = dict(variables)
+    own = spec.working_directory or "PATH" in spec.environment
+    if not own and (found := find_environment(os.environ, path)):
+        given = variables_with(found, given)
+        spec.python_environment.source = EnvironmentSource.Value(f"ENVIRONMENT_SOURCE_{found.source.upper()}")
+        spec.python_environment.path, spec.python_environment.interpreter = found.path, found.interpreter
+    spec.submit_directory.environment.update(given)
 
 
 def _has_default_targets() -> bool:

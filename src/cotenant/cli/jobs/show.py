@@ -177,6 +177,7 @@ def _spec_lines(spec: JobSpec) -> Pairs:
         yield word, ", ".join(one.id for one in spec.dependencies if condition_of(one) is condition)
     yield from ((label, lines.pop(label, "")) for label in ("deadline", "working directory"))
     yield "submitted from", spec.submit_directory.path
+    yield "Python environment", views.python_environment_of(spec)
     yield "progress rule", lines.pop("progress rule", "")
     yield "goal", _goal(spec.loss_goal)
     yield "objectives", _objectives(spec.qos)

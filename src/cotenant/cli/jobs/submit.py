@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from cotenant.cli import units
@@ -69,10 +70,10 @@ def submit(
 ) -> None:
     """Submit jobs from files, or one job from options, and print their ids.
 
-    A job starts in the current folder, with your PATH and virtual environment, on every node that has
+    A job starts in the current folder, with your PATH and Python environment, on every node that has
     this folder: on this machine, or through a shared file system. On other nodes it starts in an empty
     folder. --upload . takes the folder along to every node; --workdir names another folder of the nodes,
-    and --workdir none an empty one.
+    and --workdir none an empty one. --env-from names the Python environment to use on every node, or none.
 
     Options override the fields of each job in the files. All jobs are validated before the first is submitted. --array
     runs a job once per index; --after and --after-ok make it wait for other jobs, --begin for a time, and --hold until
@@ -83,6 +84,7 @@ def submit(
     Examples:
       cotenant submit --gpus 1 --wait -- python3 train.py --epochs 90
       cotenant submit --cpus 4 --memory 8GiB --env DATA=/data -- ./preprocess
+      cotenant submit --env-file prod.env --env-from conda -- python train.py
       cotenant submit --upload . -- python3 train.py; cotenant cp @last:out .
       cotenant submit --example > job.yaml
       cotenant submit job.yaml --tenant vision
@@ -109,10 +111,11 @@ def submit(
         from cotenant.cli.jobs.earlier_job import find_draft  # few jobs repeat another
 
         draft = find_draft(Flags.of(context), like, job)
-        drafts = [draft.submitted_from(None) if empty_workdir or draft.empty_workdir else draft]
+        nowhere = empty_workdir or draft.empty_workdir
+        drafts = [replace(draft, spec=draft.spec.without_folder()) if nowhere else draft]
     else:
         folder = None if empty_workdir else current_directory(os.environ)
-        drafts = [draft.submitted_from(folder) for draft in read_drafts(files or [], job, time.time())]
+        drafts = [draft.submitted_from(folder, os.environ) for draft in read_drafts(files or [], job, time.time())]
         drafts = drafts if no_notify else with_default_targets(drafts, defaults)
     if not like or "upload" in {key.text for key, _ in job.entries}:  # else it has the earlier job's folder already
         drafts = _upload(Flags.of(context), drafts, dry_run)

@@ -138,6 +138,34 @@ class Qos:
     arrivals_per_second: float = 0.0
 
 
+class EnvironmentSource(StrEnum):
+    """Where a job's Python environment was found at its submission."""
+
+    VENV = "venv"  # VIRTUAL_ENV
+    CONDA = "conda"  # CONDA_PREFIX
+    UV = "uv"  # a `.venv` that uv made in the submitter's folder
+
+
+class EnvironmentChoice(StrEnum):
+    """Which Python environment of the submitter's shell a job gets."""
+
+    AUTO = "auto"  # the one that is found, where a node has the submitter's folder
+    VENV = "venv"
+    CONDA = "conda"
+    UV = "uv"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class PythonEnvironment:
+    """The submitter's Python environment. `requested`: every node needs it, not only those with the folder."""
+
+    source: EnvironmentSource | None  # None: from a newer version
+    path: str
+    interpreter: str
+    requested: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class SubmitDirectory:
     """The folder that a job was submitted from, and the search path there.
@@ -196,6 +224,7 @@ class JobSpec:
     resize: ResizeMode | None = None  # None: by a restart
     scale: BatchScaling | None = None  # None: strong
     upload: str = ""  # id of the uploaded folder in which it starts; of a draft, the path of a folder to upload
+    python_environment: PythonEnvironment | None = None  # whose variables are in `environment` or `submit_directory`
 
     @property
     def gpu_milli(self) -> int:
@@ -220,6 +249,12 @@ class JobSpec:
     def elastic(self) -> bool:
         """Whether the number of replicas of a role may change while it runs."""
         return any(role.elastic for role in self.roles)
+
+    def without_folder(self) -> JobSpec:
+        """Return the same job without the submitter's folder, and without what is used only there."""
+        environment = self.python_environment
+        kept = environment if environment and environment.requested else None
+        return replace(self, submit_directory=None, python_environment=kept)
 
     def with_replicas(self, count: int) -> JobSpec:
         """Return the same job with this number of replicas in its only role.

@@ -72,6 +72,7 @@ class FieldType(StrEnum):
     TEXTS = "list of texts"
     TRIGGERS = "list of events"
     JOBS = "jobs"
+    ENVIRONMENT = "auto, venv, conda, uv or none"
     COMMAND = "words or shell command"
 
 
@@ -273,6 +274,11 @@ STRUCTURED: tuple[JobField, ...] = (
         update="Set a label; K= removes it."),
     JobField("env", T.PAIRS, "environment", metavar="K[=V]",
         help="Environment variable; K alone copies yours; repeatable.", other_names=("environment",)),
+    JobField("env_file", T.TEXTS, "environment", metavar="FILE",
+        help="File of KEY=VALUE lines (dotenv); --env wins over it; repeatable."),
+    JobField("env_from", T.ENVIRONMENT, "python_environment", metavar="auto|venv|conda|uv|none",
+        help="Python environment of this shell that the job gets; auto: the one that is found, where a node has this "
+        "folder."),
     JobField("array", T.INDICES, metavar="INDICES",
         help="One job per index: 0-99, 1,3,5-9, or 0-99%10 for 10 at a time."),
     JobField("after", T.JOBS, "dependencies", metavar="ID,…",

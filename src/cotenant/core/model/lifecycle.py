@@ -178,6 +178,7 @@ class LaunchCause(StrEnum):
     WORKING_DIRECTORY = "working_directory"
     OTHER = "other"
     UPLOAD = "upload"
+    ENVIRONMENT = "environment"
 
 
 class InvalidTransition(Exception):

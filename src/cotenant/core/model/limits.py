@@ -68,6 +68,7 @@ _LIMITS = (
     Limit("spec.command and environment", TEXT_BYTES_MAX, "bytes", "Of all roles, with names and values."),
     Limit("spec.working_directory", PATH_LENGTH_MAX, "characters", "As long as Linux takes."),
     Limit("spec.submit_directory.path", PATH_LENGTH_MAX, "characters", "As long as Linux takes."),
+    Limit("spec.python_environment.path", PATH_LENGTH_MAX, "characters", "And of its interpreter."),
     Limit("spec.progress.regex", REGEX_LENGTH_MAX, "characters", "In RE2's syntax."),
     Limit("spec.dependencies", DEPENDENCIES_MAX, "dependencies", "Jobs and arrays that a job waits for."),
     Limit("spec.array", ARRAY_BYTES_MAX, "bytes", "The spec times the number of jobs of the array."),

@@ -13,9 +13,11 @@ from cotenant.core.model.field_limits import shown as shown
 from cotenant.core.model.job import (
     SUBMIT_VARIABLES,
     WHOLE_GPU_MILLI,
+    EnvironmentSource,
     JobKind,
     JobSpec,
     Locality,
+    PythonEnvironment,
     Request,
     Role,
     SpreadBy,
@@ -302,6 +304,7 @@ def _texts(spec: JobSpec) -> Found:
         yield "command", "a NUL byte cannot be passed to a program"
     yield from _environment(spec)
     yield from _submit_directory(spec.submit_directory)
+    yield from _python_environment(spec.python_environment)
 
 
 def _environment(spec: JobSpec) -> Found:
@@ -317,16 +320,29 @@ def _environment(spec: JobSpec) -> Found:
 def _submit_directory(folder: SubmitDirectory | None) -> Found:
     if folder is None:
         return
-    if len(folder.path) > PATH_LENGTH_MAX:
-        yield "submit_directory.path", f"has {len(folder.path)} characters; at most {PATH_LENGTH_MAX} are allowed"
-    elif not folder.path.startswith("/") or "\0" in folder.path:
-        yield "submit_directory.path", f"must be an absolute path, not {shown(folder.path)}"
+    yield from _absolute("submit_directory.path", folder.path)
     for key, value in folder.environment[: len(SUBMIT_VARIABLES) + 1]:
         field = f"submit_directory.environment[{shown(key)}]"
         if key not in SUBMIT_VARIABLES:
             yield field, f"must be one of {', '.join(SUBMIT_VARIABLES)}; other variables belong in environment"
         if "\0" in value:
             yield field, "a NUL byte cannot be passed to a program"
+
+
+def _python_environment(environment: PythonEnvironment | None) -> Found:
+    if environment is None:
+        return
+    if environment.source is None:
+        yield "python_environment.source", f"must be one of {', '.join(EnvironmentSource)}"
+    yield from _absolute("python_environment.path", environment.path)
+    yield from _absolute("python_environment.interpreter", environment.interpreter)
+
+
+def _absolute(field: str, path: str) -> Found:
+    if len(path) > PATH_LENGTH_MAX:
+        yield field, f"has {len(path)} characters; at most {PATH_LENGTH_MAX} are allowed"
+    elif not path.startswith("/") or "\0" in path:
+        yield field, f"must be an absolute path, not {shown(path)}"
 
 
 def _deadline(spec: JobSpec, now: float | None) -> Iterator[Violation]:

@@ -30,7 +30,8 @@ from cotenant.core.failures.launch_health import (
 from cotenant.core.model.lifecycle import LaunchCause
 
 RULES, UNKNOWN = HoldRules(), NodeLaunches()
-CAUSES = [cause for cause in LaunchCause if cause not in (LaunchCause.WORKING_DIRECTORY, LaunchCause.UPLOAD)]
+OF_JOBS = (LaunchCause.WORKING_DIRECTORY, LaunchCause.UPLOAD, LaunchCause.ENVIRONMENT)
+CAUSES = [cause for cause in LaunchCause if cause not in OF_JOBS]
 TIMES = st.floats(0.0, 1e6)
 
 
@@ -83,8 +84,9 @@ def test_one_unknown_user_holds_no_node_and_several_do() -> None:
     assert after(*several).hold is not None
 
 
-def test_the_working_directory_of_a_job_says_nothing_of_the_node() -> None:
-    missing = [refused(0.0, f"job/{number}", LaunchCause.WORKING_DIRECTORY) for number in range(9)]
+@pytest.mark.parametrize("cause", OF_JOBS)
+def test_what_a_job_alone_needs_says_nothing_of_the_node(cause: LaunchCause) -> None:
+    missing = [refused(0.0, f"job/{number}", cause) for number in range(9)]
     assert after(*missing) == NodeLaunches()
 
 

@@ -10,9 +10,11 @@ from cotenant.core.model.dependencies import Condition, Dependency
 from cotenant.core.model.job import (
     GRACE_SECONDS_DEFAULT,
     BatchScaling,
+    EnvironmentSource,
     JobKind,
     JobSpec,
     OpenReplicas,
+    PythonEnvironment,
     Qos,
     ReplicaRange,
     Request,
@@ -153,6 +155,12 @@ def folder(path: str = "/home", *environment: tuple[str, str]) -> dict[str, Any]
     return {"submit_directory": SubmitDirectory(path, 1, 0, environment)}
 
 
+def python(
+    path: str, interpreter: str = "/bin/python", source: EnvironmentSource | None = EnvironmentSource.UV
+) -> dict[str, Any]:
+    return {"python_environment": PythonEnvironment(source, path, interpreter)}
+
+
 def roles(*some: Role) -> dict[str, Any]:
     return {"roles": some}
 
@@ -264,6 +272,9 @@ CPU: dict[str, Any] = {"kind": JobKind.CPU, **roles(Role())}
         (folder("/" * PATH_LENGTH_MAX, ("PATH", "/bin")), []),
         *((folder(path), ["submit_directory.path"]) for path in ("/" * (PATH_LENGTH_MAX + 1), "a", "/\0")),
         (folder("/", ("HOME", "/")), ["submit_directory.environment['HOME']"]),
+        (python("/" * PATH_LENGTH_MAX), []),
+        *((python(path), ["python_environment.path"]) for path in ("/" * (PATH_LENGTH_MAX + 1), "a", "/\0")),
+        (python("/", "python", None), ["python_environment.source", "python_environment.interpreter"]),
         ({"warning_signal": "SIGUSR1"}, []),
         ({"warning_signal": "SIGKILL"}, ["warning_signal"]),
         ({"progress_regex": "("}, ["progress.regex"]),

@@ -111,10 +111,11 @@ async def test_a_working_directory_missing_on_all_nodes_fails_the_job(mesh: Mesh
     assert {one.node_id for one in job.avoided_nodes} == {"n1", "n2"}
 
 
-def test_a_job_fails_after_too_many_nodes_without_its_working_directory() -> None:
+@pytest.mark.parametrize("cause", [DIRECTORY, job_pb2.LAUNCH_CAUSE_ENVIRONMENT])
+def test_a_job_fails_after_too_many_nodes_without_what_it_needs(cause: job_pb2.LaunchCause.ValueType) -> None:
     job = job_pb2.Job()
     for number in range(launch_failures.DIRECTORY_NODES_MAX - 1):
-        job.attempt.launch_failure.CopyFrom(job_pb2.LaunchFailure(cause=DIRECTORY, node_id=f"n{number}"))
+        job.attempt.launch_failure.CopyFrom(job_pb2.LaunchFailure(cause=cause, node_id=f"n{number}"))
         assert launch_failures.can_launch_elsewhere(job, now=0.0)
         launch_failures.avoid_node(job, now=0.0)
     job.attempt.launch_failure.node_id = "another"
