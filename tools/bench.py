@@ -82,6 +82,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
         "sessions": Form(25, excluded="the default set has no minute left for it"),
         "restart": Form(70, excluded="starts meshes on stores with 50,000 jobs, which takes a minute"),
         "predictor": Form(50),
+        "tracing": Form(5),
         "predictor_fits": Form(10),
         "predictor_models": Form(5),
         "predictor_replicas": Form(30),
