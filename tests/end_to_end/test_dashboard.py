@@ -113,7 +113,8 @@ def jobs(mesh: Mesh) -> dict[str, str]:
     """The ids of a job that trains, of one that waits, and of one that has failed, by what they do."""
 
     def submit(name: str, gpus: int, *command: str) -> str:
-        return mesh.cli("submit", "--gpus", str(gpus), "--cpus", "1", "--name", name, "--", *command).out.strip()
+        wanted = ("--gpus", str(gpus), "--cpus", "1", "--expected", "20m", "--name", name)
+        return mesh.cli("submit", *wanted, "--", *command).out.strip()
 
     trains = submit("resnet50", 1, sys.executable, "-c", TRAIN)
     waits = submit("llama-finetune", 4, "sleep", "1000")
@@ -378,6 +379,35 @@ def test_the_mesh_page_names_services_and_problems(window: Window) -> None:
     page.wait_for_selector("#services td")
     assert "queue" in page.inner_text("#services")
     window.check("mesh")
+
+
+def test_the_queue_shows_the_order_what_decides_it_and_who_holds_up_whom(
+    window: Window, mesh: Mesh, jobs: dict[str, str]
+) -> None:
+    second = mesh.cli("submit", "--gpus", "4", "--cpus", "1", "--name", "vit", "--", "true").out.strip()
+    page = window.open("/")
+    page.keyboard.press("g")
+    page.keyboard.press("q")
+    page.wait_for_url(f"{window.base}/queue")
+    page.wait_for_function("() => document.querySelectorAll('.scroller .row').length === 2")
+    page.wait_for_function(
+        "() => ['1', '2'].every((n) => [...document.querySelectorAll('.q-place')].some((one) => one.innerText === n))"
+    )
+    page.wait_for_selector("#shares th")
+    page.wait_for_selector("#free li")
+    rows = page.locator(".scroller .row").evaluate_all(
+        "(all) => all.map((one) => [one.ariaRowIndex, one.querySelector('a').pathname]).sort().map((one) => one[1])"
+    )
+    assert rows == [f"/jobs/{jobs['waits']}", f"/jobs/{second}"]
+    assert page.inner_text("#verdict").startswith("2 jobs wait")
+    assert "fifo" in page.inner_text("#order")
+    assert "resnet50" in page.inner_text("#holders")
+    assert "3 of 4 GPUs free; most on one node: 3." in page.inner_text("#free")
+    page.keyboard.press("j")
+    page.wait_for_function("() => document.activeElement.matches('.row a')")
+    window.check("queue")
+    mesh.cli("cancel", second)
+    page.wait_for_function("() => document.querySelectorAll('.scroller .row').length === 1")
 
 
 def test_a_stream_that_was_cut_resumes_markup_is_inert_and_a_session_that_ended_says_so(

@@ -26,11 +26,12 @@ from cotenant.codec.errors import from_error
 from cotenant.rpc.access import Access, AccessError
 from cotenant.v1.job_service_pb2 import ListJobsRequest, ReadLogsRequest
 from cotenant.web.actions import ACTIONS, WORDS, read_wanted, try_requests
+from cotenant.web.boards import Board
 from cotenant.web.changes import Changes
 from cotenant.web.guards import Guards
 from cotenant.web.log_tail import LogTail
 from cotenant.web.principal import Principal, Principals
-from cotenant.web.rows import inert_values, to_json
+from cotenant.web.rows import Row, inert_values, to_json
 from cotenant.web.sessions import LIFE_SECONDS, Session, Sessions, new_token, same
 from cotenant.web.streams import ENDED, RETRY, event, follow
 
@@ -63,6 +64,9 @@ class Visit:
     session: Session
     principal: Principal
     cookie: str
+
+
+Handler = Callable[[Request, Visit], Awaitable[Response]]
 
 
 class Dashboard:
@@ -155,9 +159,13 @@ class Dashboard:
 
     # Pages ----------------------------------------------------------------------------------------------------------
 
-    async def jobs(self, request: Request, visit: Visit) -> Response:
-        """The list of jobs."""
-        return self.page("jobs", request, session=visit.session)
+    def plain(self, name: str) -> Handler:
+        """Return the handler of a page whose content comes with its stream."""
+
+        async def show(request: Request, visit: Visit) -> Response:
+            return self.page(name, request, session=visit.session)
+
+        return show
 
     async def job(self, request: Request, visit: Visit) -> Response:
         """One job."""
@@ -171,22 +179,16 @@ class Dashboard:
             "job", request, session=visit.session, view=safe, job=safe["job"], may_change=may_change, notice=notice
         )
 
-    async def cluster(self, request: Request, visit: Visit) -> Response:
-        """The nodes."""
-        return self.page("cluster", request, session=visit.session)
-
-    async def mesh(self, request: Request, visit: Visit) -> Response:
-        """The services."""
-        return self.page("mesh", request, session=visit.session)
-
     # Streams --------------------------------------------------------------------------------------------------------
 
-    def stream(self, request: Request, visit: Visit, tables: dict[str, Changes]) -> Response:
-        """Return a stream of tables, from where the page was."""
+    def stream(
+        self, request: Request, visit: Visit, tables: dict[str, Changes], board: Board | None = None
+    ) -> Response:
+        """Return a stream of tables, from where the page was; a board is read meanwhile."""
         seen = request.headers.get("last-event-id") or request.query_params.get("after", "")
 
         async def events() -> AsyncIterator[str]:
-            with visit.principal.reading():
+            with visit.principal.reading(), board.reading() if board else contextlib.nullcontext():
                 async for text in follow(tables, seen, lambda: self.is_alive(visit)):
                     yield text
 
@@ -196,17 +198,24 @@ class Dashboard:
         """Return whether the session of a visit goes on."""
         return self.sessions.find(visit.cookie) is visit.session
 
-    async def jobs_events(self, request: Request, visit: Visit) -> Response:
-        """The jobs as they change."""
-        return self.stream(request, visit, {"jobs": visit.principal.jobs, "meta": visit.principal.meta})
+    def tables(self, tables_of: Callable[[Principal], dict[str, Changes]]) -> Handler:
+        """Return the handler of a stream of tables, which always tells of the mesh too."""
 
-    async def cluster_events(self, request: Request, visit: Visit) -> Response:
-        """The nodes as they change."""
-        return self.stream(request, visit, {"nodes": visit.principal.nodes, "meta": visit.principal.meta})
+        async def show(request: Request, visit: Visit) -> Response:
+            return self.stream(request, visit, {**tables_of(visit.principal), "meta": visit.principal.meta})
 
-    async def mesh_events(self, request: Request, visit: Visit) -> Response:
-        """The state of the mesh as it changes."""
-        return self.stream(request, visit, {"meta": visit.principal.meta})
+        return show
+
+    def board(self, name: str, tables_of: Callable[[Principal], dict[str, Changes]] = lambda _: {}) -> Handler:
+        """Return the handler of the stream of a page that has a board."""
+
+        async def show(request: Request, visit: Visit) -> Response:
+            principal = visit.principal
+            board = principal.board(name)
+            tables = {**tables_of(principal), "board": board.rows, "meta": principal.meta}
+            return self.stream(request, visit, tables, board)
+
+        return show
 
     async def job_events(self, request: Request, visit: Visit) -> Response:
         """One job as it changes."""
@@ -263,9 +272,11 @@ class Dashboard:
 
     async def forecasts(self, request: Request, visit: Visit) -> Response:
         """When some jobs will start and finish."""
-        ids = [one for one in request.query_params.get("ids", "").split(",") if one][:FORECASTS_MAX]
-        found = await asyncio.gather(*(visit.principal.forecast(one) for one in ids))
-        return _json(dict(zip(ids, found, strict=True)))
+        return await _of_ids(request, visit.principal.forecast)
+
+    async def places(self, request: Request, visit: Visit) -> Response:
+        """The places of some waiting jobs in the order, and what decides them."""
+        return await _of_ids(request, visit.principal.place)
 
     async def what_if(self, request: Request, visit: Visit) -> Response:
         """What would happen to one more job like this, with other requests."""
@@ -280,6 +291,13 @@ class Dashboard:
             raise HTTPException(404)
         await visit.principal.call(lambda mesh: ACTIONS[name](mesh, job_id))
         return RedirectResponse(f"{request.url.path.rpartition('/')[0]}?done={name}", 303)
+
+
+async def _of_ids(request: Request, find: Callable[[str], Awaitable[Row]]) -> Response:
+    """Return what is found for each of the ids in the query."""
+    ids = [one for one in request.query_params.get("ids", "").split(",") if one][:FORECASTS_MAX]
+    found = await asyncio.gather(*(find(one) for one in ids))
+    return _json(dict(zip(ids, found, strict=True)))
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -310,7 +328,7 @@ def application(site: Site) -> ASGIApp:
     """Return the application of a site."""
     board = Dashboard(site)
 
-    def guarded(handler: Callable[[Request, Visit], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             visit = board.visit(request)
             if visit is None:
@@ -334,18 +352,19 @@ def application(site: Site) -> ASGIApp:
             await board.principals.close()
 
     routes = [
-        Route("/", guarded(board.jobs)),
+        Route("/", guarded(board.plain("jobs"))),
         Route("/login", board.login, methods=["GET", "POST"]),
         Route("/logout", guarded(board.logout), methods=["POST"]),
-        Route("/cluster", guarded(board.cluster)),
-        Route("/mesh", guarded(board.mesh)),
+        *(Route(f"/{name}", guarded(board.plain(name))) for name in ("queue", "cluster", "mesh")),
         Route("/jobs/{job_id}", guarded(board.job)),
         Route("/jobs/{job_id}/{action}", guarded(board.act), methods=["POST"]),
         Route("/api/forecasts", guarded(board.forecasts)),
+        Route("/api/places", guarded(board.places)),
         Route("/api/jobs/{job_id}/whatif", guarded(board.what_if), methods=["POST"]),
-        Route("/events/jobs", guarded(board.jobs_events)),
-        Route("/events/cluster", guarded(board.cluster_events)),
-        Route("/events/mesh", guarded(board.mesh_events)),
+        Route("/events/jobs", guarded(board.tables(lambda one: {"jobs": one.jobs}))),
+        Route("/events/queue", guarded(board.board("queue", lambda one: {"jobs": one.jobs}))),
+        Route("/events/cluster", guarded(board.tables(lambda one: {"nodes": one.nodes}))),
+        Route("/events/mesh", guarded(board.tables(lambda _: {}))),
         Route("/events/jobs/{job_id}", guarded(board.job_events)),
         Route("/events/jobs/{job_id}/logs", guarded(board.logs)),
         Mount("/static", Static(directory=HERE / "static")),
