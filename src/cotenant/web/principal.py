@@ -39,7 +39,7 @@ from cotenant.v1.node_service_pb2 import Node
 from cotenant.web import queue_board
 from cotenant.web.boards import Board, BoardKind
 from cotenant.web.changes import Changes
-from cotenant.web.node_fit import node_fits
+from cotenant.web.node_fit import node_fits, scheduler_words
 from cotenant.web.rows import Row, capacity, held, job_row, node_row, sample, to_json
 
 T = TypeVar("T")
@@ -230,6 +230,7 @@ class Principal:
         view = explanation_view(answer, time.time())
         waits = view["job"]["phase"] == "queued"
         view["nodes"] = [fit._asdict() for fit in node_fits(answer.job, list(self._nodes.values()))] if waits else []
+        view["scheduler"] = scheduler_words(answer.job.refusal) if answer.job.HasField("refusal") and waits else []
         view["curve"] = [
             {"cores": one.allocation.cores, "rate": one.rate_per_second, "confidence": one.confidence}
             for one in answer.estimate.candidates
