@@ -25,6 +25,7 @@ from cotenant.client.errors import CotenantError, NotFound, PermissionDenied, Un
 from cotenant.codec.errors import from_error
 from cotenant.rpc.access import Access, AccessError
 from cotenant.v1.job_service_pb2 import ListJobsRequest, ReadLogsRequest
+from cotenant.web import tenant_board
 from cotenant.web.actions import ACTIONS, WORDS, read_wanted, try_requests
 from cotenant.web.boards import Board
 from cotenant.web.changes import Changes
@@ -41,6 +42,14 @@ LOG_TAIL_BYTES = 256 * 1024
 LOG_FLUSH_SECONDS = 0.15
 LOGIN_PAUSE_SECONDS = 0.5  # after a wrong token
 STREAM = "text/event-stream"
+PLAIN = (
+    "queue",
+    "cluster",
+    "tenants",
+    "predictions",
+    "incidents",
+    "mesh",
+)  # pages that their streams fill
 GONE = {"error": "your session has ended; log in again"}
 
 
@@ -179,6 +188,12 @@ class Dashboard:
             "job", request, session=visit.session, view=safe, job=safe["job"], may_change=may_change, notice=notice
         )
 
+    async def tenant(self, request: Request, visit: Visit) -> Response:
+        """One tenant."""
+        name = request.path_params["tenant"]
+        await tenant_board.check(visit.principal.call, name)
+        return self.page("tenant", request, session=visit.session, tenant=inert_values(name))
+
     # Streams --------------------------------------------------------------------------------------------------------
 
     def stream(
@@ -278,6 +293,13 @@ class Dashboard:
         """The places of some waiting jobs in the order, and what decides them."""
         return await _of_ids(request, visit.principal.place)
 
+    async def usage(self, request: Request, visit: Visit) -> Response:
+        """What was used in the last weeks, of one tenant or of all that the principal may see."""
+        ask, tenant = visit.principal.call, request.query_params.get("tenant", "")
+        if tenant:
+            await tenant_board.check(ask, tenant)
+        return _json(await tenant_board.usage(ask, tenant))
+
     async def what_if(self, request: Request, visit: Visit) -> Response:
         """What would happen to one more job like this, with other requests."""
         wanted = read_wanted(await request.body())
@@ -355,14 +377,22 @@ def application(site: Site) -> ASGIApp:
         Route("/", guarded(board.plain("jobs"))),
         Route("/login", board.login, methods=["GET", "POST"]),
         Route("/logout", guarded(board.logout), methods=["POST"]),
-        *(Route(f"/{name}", guarded(board.plain(name))) for name in ("queue", "cluster", "mesh")),
+        *(
+            Route(f"/{name}", guarded(board.plain(name)))
+            for name in ("queue", "cluster", "tenants", "predictions", "incidents", "mesh")
+        ),
+        Route("/tenants/{tenant}", guarded(board.tenant)),
         Route("/jobs/{job_id}", guarded(board.job)),
         Route("/jobs/{job_id}/{action}", guarded(board.act), methods=["POST"]),
         Route("/api/forecasts", guarded(board.forecasts)),
         Route("/api/places", guarded(board.places)),
+        Route("/api/usage", guarded(board.usage)),
         Route("/api/jobs/{job_id}/whatif", guarded(board.what_if), methods=["POST"]),
         Route("/events/jobs", guarded(board.tables(lambda one: {"jobs": one.jobs}))),
         Route("/events/queue", guarded(board.board("queue", lambda one: {"jobs": one.jobs}))),
+        Route("/events/tenants", guarded(board.board("tenants"))),
+        Route("/events/predictions", guarded(board.board("predictions"))),
+        Route("/events/incidents", guarded(board.board("incidents", lambda one: {"jobs": one.jobs}))),
         Route("/events/cluster", guarded(board.tables(lambda one: {"nodes": one.nodes}))),
         Route("/events/mesh", guarded(board.tables(lambda _: {}))),
         Route("/events/jobs/{job_id}", guarded(board.job_events)),
@@ -386,7 +416,7 @@ def board_error(board: Dashboard) -> Callable[[Request, Exception], Awaitable[Re
     """Return the handler of errors: a page for readers, JSON for scripts."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        status, words = _in_words(error)
+        status, words = _in_words(error, request.url.path)
         visit = board.visit(request)
         if isinstance(error, Unauthenticated) and visit:
             board.sessions.end_all_of(visit.session.api_token)
@@ -399,12 +429,13 @@ def board_error(board: Dashboard) -> Callable[[Request, Exception], Awaitable[Re
     return answer
 
 
-def _in_words(error: Exception) -> tuple[int, str]:
+def _in_words(error: Exception, path: str) -> tuple[int, str]:
     """Return the status of an error, and what it says. What another tenant has does not exist for this one."""
     if isinstance(error, HTTPException):
         return error.status_code, "There is no such page." if error.status_code == 404 else error.detail
     if isinstance(error, NotFound | PermissionDenied):
-        return 404, "There is no such job, or it is not yours to see."
+        what = "tenant" if path.startswith(("/tenants", "/api/usage")) else "job"
+        return 404, f"There is no such {what}, or it is not yours to see."
     if isinstance(error, Unauthenticated):
         return 401, GONE["error"]
     if isinstance(error, Unavailable | AccessError):

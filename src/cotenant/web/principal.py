@@ -36,7 +36,7 @@ from cotenant.v1.job_service_pb2 import (
     WatchJobsRequest,
 )
 from cotenant.v1.node_service_pb2 import Node
-from cotenant.web import queue_board
+from cotenant.web import incident_board, prediction_board, queue_board, tenant_board
 from cotenant.web.boards import Board, BoardKind
 from cotenant.web.changes import Changes
 from cotenant.web.node_fit import node_fits, scheduler_words
@@ -54,7 +54,10 @@ FORECAST_SECONDS = 5.0
 RETRY_SECONDS = 2.0
 SAMPLES_MAX = 600  # per job
 FORECASTS_AT_ONCE = 4
-BOARDS: Mapping[str, BoardKind] = {"queue": queue_board.KIND}  # by page
+BOARDS: Mapping[str, BoardKind] = {  # by page
+    "queue": queue_board.KIND, "tenants": tenant_board.KIND,
+    "incidents": incident_board.KIND, "predictions": prediction_board.KIND,
+}  # fmt: skip
 
 MeshOf = Callable[[Callable[[str], None]], Mesh]
 

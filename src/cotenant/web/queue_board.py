@@ -21,8 +21,8 @@ SECONDS = 5.0
 
 async def read(ask: Ask) -> Mapping[str, Row]:
     """Return the queues, the tenants' shares and what is free."""
-    queues, shares, free = await asyncio.gather(part(ask(_queues)), part(ask(_shares)), part(ask(_free)))
-    found = {"queues": queues, "shares": shares, "free": free}
+    queues, shares, pieces_free = await asyncio.gather(part(ask(_queues)), part(ask(_shares)), part(ask(free)))
+    found = {"queues": queues, "shares": shares, "free": pieces_free}
     return {name: {"rows": one.rows, "trouble": one.trouble} for name, one in found.items()}
 
 
@@ -55,7 +55,8 @@ async def _shares(mesh: Mesh) -> list[Row]:
     return [usage_view(one, users=False) for one in await all_usages(mesh, users=False)]
 
 
-async def _free(mesh: Mesh) -> list[Row]:
+async def free(mesh: Mesh) -> list[Row]:
+    """Return one row: what is free, and in which pieces."""
     return [pieces([node async for node in all_nodes(mesh)])]
 
 

@@ -18,7 +18,7 @@ from cotenant.web.guards import HEADERS
 from cotenant.web.sessions import IDLE_SECONDS
 
 TOKEN = "the-mesh-token"
-PAGES = ("/", "/queue", "/cluster", "/mesh")
+PAGES = ("/", "/queue", "/cluster", "/tenants", "/predictions", "/incidents", "/mesh")
 
 
 class Clock:
@@ -73,9 +73,11 @@ async def test_a_link_logs_in_once_and_its_token_leaves_the_url(browser: Browser
     assert "has been used" in again.body
 
 
-@pytest.mark.parametrize(
-    "path", [*PAGES, "/jobs/j1", "/events/jobs", "/events/queue", "/api/forecasts?ids=x", "/api/places?ids=x"]
-)
+STREAMS = [f"/events/{name}" for name in ("jobs", "queue", "cluster", "tenants", "predictions", "incidents", "mesh")]
+ANSWERS = ["/api/forecasts?ids=x", "/api/places?ids=x", "/api/usage"]
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/jobs/j1", "/tenants/t", *STREAMS, *ANSWERS])
 async def test_nothing_is_shown_without_a_session(browser: Browser, path: str) -> None:
     assert (await browser.get(path)).status == 401
 

@@ -184,7 +184,7 @@ addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !event.target.value) event.target.blur();
     return;
   }
-  const pages = { j: "/", q: "/queue", c: "/cluster", m: "/mesh" };
+  const pages = { j: "/", q: "/queue", c: "/cluster", t: "/tenants", p: "/predictions", i: "/incidents", m: "/mesh" };
   if (before === "g" && pages[event.key]) { before = ""; location.href = pages[event.key]; return; }
   before = event.key;
   if (event.key === "?") $("help").showModal();

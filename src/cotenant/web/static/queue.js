@@ -125,7 +125,7 @@ function showShares() {
   gap($("shares-gap"), part, "The shares are");
   const found = [...(part?.rows || [])].sort((a, b) => b.share - a.share || b.usage_share - a.usage_share).slice(0, 50);
   $("shares-table").hidden = !found.length;
-  $("shares").replaceChildren(...found.map((one) => el("tr", {}, el("th", { scope: "row" }, one.tenant),
+  $("shares").replaceChildren(...found.map((one) => el("tr", {}, el("th", { scope: "row" }, el("a", { href: `/tenants/${encodeURIComponent(one.tenant)}` }, one.tenant)),
     el("td", { class: "number" }, percent(one.share)), el("td", { class: "number" }, percent(one.fair_share)), el("td", { class: "number" }, one.half_life_seconds ? percent(one.usage_share) : "–"),
     el("td", { class: "wide" }, bar(one.share, one.fair_share)))));
 }
