@@ -23,10 +23,12 @@ from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 from tests.support.paths import ROOT
 
+from cotenant.cli.mesh.tenants import tenant_view
 from cotenant.core.model.lifecycle import Phase
 from cotenant.v1.contention_service_pb2 import Incident
 from cotenant.v1.job_pb2 import Job, JobPhase, JobSpec
-from cotenant.web import incident_board, prediction_board
+from cotenant.v1.tenant_service_pb2 import Tenant
+from cotenant.web import incident_board, prediction_board, queue_board, tenant_board
 from cotenant.web.boards import MAY_NOT
 from cotenant.web.changes import Changes
 from cotenant.web.rows import Row, to_json
@@ -536,6 +538,28 @@ def _judged(number: int) -> Job:
     )
     job.end_time.FromSeconds(int(time.time()) - 60 * number)
     return job
+
+
+def test_pages_say_what_is_missing_and_show_the_rest(window: Window) -> None:
+    missing = {"rows": [], "trouble": "no leader answers"}
+    free = {"rows": [queue_board.pieces([])], "trouble": ""}
+    page = _served(window, "/queue", {"queues": missing, "shares": missing, "free": free})
+    page.wait_for_selector("#free li")
+    assert page.inner_text("#rules-gap") == "The rules are missing: no leader answers"
+    assert page.inner_text("#shares-gap") == "The shares are missing: no leader answers"
+    vision = tenant_board.lent([tenant_view(Tenant(id="vision", quota_gpu_milli=2000))], free["rows"][0])
+    page = _served(window, "/tenants", {"tenants": {"rows": vision, "trouble": ""}, "shares": missing, "free": free})
+    page.wait_for_selector(".scroller a[href='/tenants/vision']")
+    assert page.inner_text("#shares-gap") == "The shares are missing: no leader answers"
+    jobs = [_judged(number) for number in range(20)]
+    told = {"trouble": "", "away": "it is down", "predictors": [], "jobs_max": 1000, **prediction_board.summary(jobs)}
+    page = _served(window, "/predictions", {"job a": prediction_board.job_row(jobs[0]), "state": told})
+    page.wait_for_selector("#records td")
+    assert page.inner_text("#away") == "The predictor does not answer: new jobs are not predicted now. it is down"
+    page = _served(window, "/incidents", {"state": {"trouble": "it is down", "policy": ""}})
+    page.wait_for_selector("#gap:not([hidden])")
+    assert (page.inner_text("#gap"), page.is_hidden("#empty")) == ("Incidents are missing: it is down", True)
+    assert window.complaints == []
 
 
 def test_a_stream_that_was_cut_resumes_markup_is_inert_and_a_session_that_ended_says_so(

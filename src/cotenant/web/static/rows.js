@@ -75,18 +75,20 @@ export function virtualRows({ list, scroller, makeRow, fill, drawn = () => {} })
 /** Keep the server's answers for ids on the screen; each is asked again after some seconds. */
 export function answers(url, changed = () => {}) {
   const known = new Map();
-  let asking = 0;
+  let asking = 0, wanted = [];
+  async function read() {
+    asking = 0;
+    const due = wanted.filter((id) => !((known.get(id)?.asked_at || 0) > now() - FRESH_SECONDS)).slice(0, ASKED_MAX);
+    if (!due.length || document.hidden) return;
+    let found = {};
+    try { found = await ask(`${url}?ids=${due.map(encodeURIComponent).join(",")}`); } catch { /* asked again later */ }
+    if (known.size > KEPT_MAX) known.clear();
+    for (const id of due) known.set(id, { ...known.get(id), ...found[id], asked_at: now() });
+    changed();
+  }
   function want(ids) {
-    clearTimeout(asking);
-    asking = setTimeout(async () => {
-      const due = ids.filter((id) => !((known.get(id)?.asked_at || 0) > now() - FRESH_SECONDS)).slice(0, ASKED_MAX);
-      if (!due.length || document.hidden) return;
-      let found = {};
-      try { found = await ask(`${url}?ids=${due.map(encodeURIComponent).join(",")}`); } catch { /* asked again later */ }
-      if (known.size > KEPT_MAX) known.clear();
-      for (const id of due) known.set(id, { ...known.get(id), ...found[id], asked_at: now() });
-      changed();
-    }, 250);
+    wanted = ids;
+    asking ||= setTimeout(read, 250); // not later with each change: a list may change all the time
   }
   return { known, want };
 }
