@@ -541,8 +541,8 @@ def _judged(number: int) -> Job:
 
 
 def test_pages_say_what_is_missing_and_show_the_rest(window: Window) -> None:
-    missing = {"rows": [], "trouble": "no leader answers"}
-    free = {"rows": [queue_board.pieces([])], "trouble": ""}
+    missing: Row = {"rows": [], "trouble": "no leader answers"}
+    free: Row = {"rows": [queue_board.pieces([])], "trouble": ""}
     page = _served(window, "/queue", {"queues": missing, "shares": missing, "free": free})
     page.wait_for_selector("#free li")
     assert page.inner_text("#rules-gap") == "The rules are missing: no leader answers"
