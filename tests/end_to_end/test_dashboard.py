@@ -9,6 +9,7 @@ import re
 import shutil
 import ssl
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Iterator
@@ -22,8 +23,16 @@ from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 from tests.support.paths import ROOT
 
+from cotenant.cli.mesh.tenants import tenant_view
 from cotenant.core.model.lifecycle import Phase
-from cotenant.v1.job_pb2 import JobPhase
+from cotenant.v1.contention_service_pb2 import Incident
+from cotenant.v1.job_pb2 import Job, JobPhase, JobSpec
+from cotenant.v1.tenant_service_pb2 import Tenant
+from cotenant.web import incident_board, prediction_board, queue_board, tenant_board
+from cotenant.web.boards import MAY_NOT
+from cotenant.web.changes import Changes
+from cotenant.web.rows import Row, to_json
+from cotenant.web.streams import batch_events
 
 AXE = ROOT / "tests" / "support" / "axe" / "axe.min.js.gz"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -113,7 +122,8 @@ def jobs(mesh: Mesh) -> dict[str, str]:
     """The ids of a job that trains, of one that waits, and of one that has failed, by what they do."""
 
     def submit(name: str, gpus: int, *command: str) -> str:
-        return mesh.cli("submit", "--gpus", str(gpus), "--cpus", "1", "--name", name, "--", *command).out.strip()
+        wanted = ("--gpus", str(gpus), "--cpus", "1", "--expected", "20m", "--name", name)
+        return mesh.cli("submit", *wanted, "--", *command).out.strip()
 
     trains = submit("resnet50", 1, sys.executable, "-c", TRAIN)
     waits = submit("llama-finetune", 4, "sleep", "1000")
@@ -210,6 +220,29 @@ def _until_synced(browser: Http) -> Iterator[tuple[str, Any]]:
         yield name, data
         if name == "meta" and any(row["id"] == "watch" and row["synced"] for row in data["rows"]):
             return
+
+
+def test_another_tenants_page_and_usage_do_not_exist(mesh: Mesh, base: str, http: Http, jobs: dict[str, str]) -> None:
+    mesh.cli("tenants", "create", "vision", "--quota-gpus", "2", "--limit-gpus", "3")
+    made = mesh.cli("tokens", "create", "--role", "viewer", "--name", "amy", "--tenant", "vision").out.split()
+    amy = _logged_in(base, made[-1])
+    assert [one("/tenants/vision")[0] for one in (amy, http)] == [200, 200]
+    for path in ("/tenants/default", "/tenants/nobody", "/api/usage?tenant=default"):
+        status, _, text = amy(path)
+        assert (status, "no such tenant" in text) == (404, True)
+    [tenants] = [row for row in _first_rows(amy, "/events/tenants", "board") if row["id"] == "tenants"]
+    assert [one["id"] for one in tenants["rows"]] == ["vision"]
+    used = json.loads(amy("/api/usage")[2])
+    assert [used[name] for name in ("weeks", "users", "tenants")] == 3 * [{"rows": [], "trouble": ""}]
+    assert [one["tenant"] for one in json.loads(http("/api/usage")[2])["tenants"]["rows"]] == ["default"]
+
+
+def _first_rows(browser: Http, path: str, table: str) -> list[Any]:
+    """Return the first rows of a table in a stream."""
+    stream = browser.events(path)
+    found: list[Any] = next(data["rows"] for name, data in stream if name == table and data["rows"])
+    stream.close()
+    return found
 
 
 def test_a_viewer_of_the_tenant_reads_and_may_do_nothing(mesh: Mesh, base: str, jobs: dict[str, str]) -> None:
@@ -336,13 +369,14 @@ def test_the_list_shows_filters_and_opens_jobs(window: Window, mesh: Mesh, jobs:
     page.wait_for_url(f"{window.base}{first}")
 
 
-def test_a_waiting_job_says_why_and_which_nodes_are_ruled_out(window: Window, jobs: dict[str, str]) -> None:
+def test_a_waiting_job_says_why_and_what_nodes_have(window: Window, jobs: dict[str, str]) -> None:
     page = window.open(f"/jobs/{jobs['waits']}")
     page.wait_for_selector("#nodes td")
     assert page.inner_text("h1") == "llama-finetune"
     assert page.inner_text("#summary").startswith("Waiting: ")
     assert page.inner_text("#remedy")
     assert page.inner_text("#nodes .tag") == "full"
+    assert page.inner_text("#nodes-words").startswith("The scheduler ")
     page.locator("#if-gpus").focus()
     page.keyboard.press("Home")
     page.wait_for_selector("#if-answer .yes, #if-answer .no")
@@ -378,6 +412,154 @@ def test_the_mesh_page_names_services_and_problems(window: Window) -> None:
     page.wait_for_selector("#services td")
     assert "queue" in page.inner_text("#services")
     window.check("mesh")
+
+
+def test_the_queue_shows_the_order_what_decides_it_and_who_holds_up_whom(
+    window: Window, mesh: Mesh, jobs: dict[str, str]
+) -> None:
+    second = mesh.cli("submit", "--gpus", "4", "--cpus", "1", "--name", "vit", "--", "true").out.strip()
+    page = window.open("/")
+    page.keyboard.press("g")
+    page.keyboard.press("q")
+    page.wait_for_url(f"{window.base}/queue")
+    page.wait_for_function("() => document.querySelectorAll('.scroller .row').length === 2")
+    page.wait_for_function(
+        "() => ['1', '2'].every((n) => [...document.querySelectorAll('.q-place')].some((one) => one.innerText === n))"
+    )
+    page.wait_for_selector("#shares a[href='/tenants/default']")
+    page.wait_for_selector("#free li")
+    rows = page.locator(".scroller .row").evaluate_all(
+        "(all) => all.map((one) => [one.ariaRowIndex, one.querySelector('a').pathname]).sort().map((one) => one[1])"
+    )
+    assert rows == [f"/jobs/{jobs['waits']}", f"/jobs/{second}"]
+    assert page.inner_text("#verdict").startswith("2 jobs wait")
+    assert "fifo" in page.inner_text("#order")
+    assert "resnet50" in page.inner_text("#holders")
+    assert "3 of 4 GPUs free; most on one node: 3." in page.inner_text("#free")
+    page.keyboard.press("j")
+    page.wait_for_function("() => document.activeElement.matches('.row a')")
+    window.check("queue")
+    mesh.cli("cancel", second)
+    page.wait_for_function("() => document.querySelectorAll('.scroller .row').length === 1")
+
+
+def test_the_tenants_show_quotas_shares_and_what_was_used(window: Window, mesh: Mesh, jobs: dict[str, str]) -> None:
+    mesh.cli("tenants", "create", "vision", "--quota-gpus", "2", "--limit-gpus", "3")
+    mesh.cli("tenants", "create", "segmentation", "--parent", "vision", "--quota-gpus", "1")
+    page = window.open("/tenants")
+    page.wait_for_selector(".scroller a[href='/tenants/segmentation']")
+    page.wait_for_selector("#users-table td")
+    assert page.inner_text("#verdict").startswith("3 tenants hold 1 GPU")
+    window.check("tenants")
+    page.click(".scroller a[href='/tenants/vision']")
+    page.wait_for_selector("#quota td")
+    assert page.inner_text("#verdict") == "Holds 0 of its quota of 2 GPUs; 2 idle."
+    page.wait_for_selector("#weeks-table td")
+    window.check("tenant")
+    mesh.cli("tenants", "delete", "segmentation")
+    mesh.cli("tenants", "delete", "vision")
+
+
+def _served(window: Window, path: str, rows: dict[str, Row]) -> Any:
+    """Open a page whose stream is answered with the rows of a board."""
+    board, meta = Changes(), Changes()
+    for row_id, row in rows.items():
+        board.put(row_id, to_json({"id": row_id, **row}))
+    meta.put("watch", to_json({"id": "watch", "trouble": "", "synced": True}))
+    events = [*batch_events("board", board.after(""), "b"), *batch_events("meta", meta.after(""), "m")]
+    body = "retry: 1000000\n\n" + "".join(events)
+    window.page.route(f"**/events{path}", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    window.page.goto(window.base + path)
+    return window.page
+
+
+def test_incidents_are_on_one_time_axis_with_what_was_done(window: Window, http: Http) -> None:
+    [state] = _first_rows(http, "/events/incidents", "board")
+    assert (state["trouble"], state["policy"]) == ("", "coda-eliminator")
+    page = window.open("/incidents")
+    page.wait_for_selector("#empty h2")
+    assert "coda-eliminator watches the nodes" in page.inner_text("#empty")
+    rows = dict(_incident(number) for number in range(1, 41))
+    page = _served(window, "/incidents", {**rows, "state": {"trouble": "", "policy": "coda-eliminator"}})
+    page.wait_for_selector(".incidents .lane .tick")
+    assert page.inner_text("#verdict").startswith("resnet50 is slowed by 41")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#detail .timeline li")
+    assert "held to 1 of its cores" in page.inner_text("#detail")
+    window.check("incidents")
+
+
+def _incident(number: int) -> tuple[str, Row]:
+    """Return an incident as the board has it; the first ones are the newest, and the first is still open."""
+    start = time.time() - 300.0 - 1500.0 * number**1.2
+    made = Incident(id=f"{number:012d}", node_id=f"gpu-{number % 3}", suspect_job_id="preprocess")
+    made.slowdown = 0.4 + number / 100
+    made.victim_job_id = "resnet50" if number % 2 else "bert-base"
+    made.start_time.FromSeconds(int(start))
+    for after, text in ((20, "held to 1 of its cores: memory bandwidth of 96 %"), (300, "freed: the victim is well")):
+        clock = time.strftime("%H:%M:%SZ", time.gmtime(start + after))
+        made.actions.append(f"{clock} {text} ({made.victim_job_id} at {50 + after // 10}% of its baseline)")
+    if number > 1:
+        made.recovered = 0.97
+        made.end_time.FromSeconds(int(start + 400 + 60 * number))
+        made.outcome = f"it is free again after {400 + 60 * number} s; {made.victim_job_id} is at 97% of its baseline"
+    return f"incident {made.node_id} {number}", incident_board.incident_row(made)
+
+
+def test_a_token_for_one_tenant_learns_why_it_sees_no_incidents(mesh: Mesh, base: str) -> None:
+    made = mesh.cli("tokens", "create", "--role", "viewer", "--name", "ida", "--tenant", "other").out.split()
+    [state] = _first_rows(_logged_in(base, made[-1]), "/events/incidents", "board")
+    assert state["trouble"] == MAY_NOT
+
+
+def test_predictions_are_judged_by_what_jobs_did(window: Window, http: Http) -> None:
+    [state] = [row for row in _first_rows(http, "/events/predictions", "board") if row["id"] == "state"]
+    assert (state["trouble"], state["away"]) == ("", "")
+    jobs = [_judged(number) for number in range(200)]
+    rows = {f"job {job.id}": prediction_board.job_row(job) for job in jobs}
+    told = {"trouble": "", "away": "", "predictors": ["history"], "jobs_max": 1000, **prediction_board.summary(jobs)}
+    page = _served(window, "/predictions", {**rows, "state": told})
+    page.wait_for_selector(".predictions .scroller .row")
+    assert page.inner_text("#verdict").startswith("Half of the 200 predictions were off by at most ")
+    assert page.locator("#calibration tr").count() == 5
+    window.check("predictions")
+
+
+def _judged(number: int) -> Job:
+    """Return a job that ran longer or shorter than predicted: the surer the prediction, the less."""
+    spec = JobSpec(name=("resnet50", "bert-base", "export")[number % 3], tenant=("vision", "speech")[number % 2])
+    job = Job(id=f"j{number:03d}", spec=spec, prediction_source=("history", "progress")[number % 5 > 2])
+    job.prediction_confidence = number % 100 / 100
+    promised = 30.0 * 1.05**number
+    job.predicted_run_time.FromNanoseconds(int(1e9 * promised))
+    job.run_time.FromNanoseconds(
+        int(1e9 * promised * 8 ** ((1 - job.prediction_confidence) * (number * 7 % 11 - 5) / 5))
+    )
+    job.end_time.FromSeconds(int(time.time()) - 60 * number)
+    return job
+
+
+def test_pages_say_what_is_missing_and_show_the_rest(window: Window) -> None:
+    missing: Row = {"rows": [], "trouble": "no leader answers"}
+    free: Row = {"rows": [queue_board.pieces([])], "trouble": ""}
+    page = _served(window, "/queue", {"queues": missing, "shares": missing, "free": free})
+    page.wait_for_selector("#free li")
+    assert page.inner_text("#rules-gap") == "The rules are missing: no leader answers"
+    assert page.inner_text("#shares-gap") == "The shares are missing: no leader answers"
+    vision = tenant_board.lent([tenant_view(Tenant(id="vision", quota_gpu_milli=2000))], free["rows"][0])
+    page = _served(window, "/tenants", {"tenants": {"rows": vision, "trouble": ""}, "shares": missing, "free": free})
+    page.wait_for_selector(".scroller a[href='/tenants/vision']")
+    assert page.inner_text("#shares-gap") == "The shares are missing: no leader answers"
+    jobs = [_judged(number) for number in range(20)]
+    told = {"trouble": "", "away": "it is down", "predictors": [], "jobs_max": 1000, **prediction_board.summary(jobs)}
+    page = _served(window, "/predictions", {"job a": prediction_board.job_row(jobs[0]), "state": told})
+    page.wait_for_selector("#records td")
+    assert page.inner_text("#away") == "The predictor does not answer: new jobs are not predicted now. it is down"
+    page = _served(window, "/incidents", {"state": {"trouble": "it is down", "policy": ""}})
+    page.wait_for_selector("#gap:not([hidden])")
+    assert (page.inner_text("#gap"), page.is_hidden("#empty")) == ("Incidents are missing: it is down", True)
+    assert window.complaints == []
 
 
 def test_a_stream_that_was_cut_resumes_markup_is_inert_and_a_session_that_ended_says_so(

@@ -25,12 +25,14 @@ from cotenant.client.errors import CotenantError, NotFound, PermissionDenied, Un
 from cotenant.codec.errors import from_error
 from cotenant.rpc.access import Access, AccessError
 from cotenant.v1.job_service_pb2 import ListJobsRequest, ReadLogsRequest
+from cotenant.web import tenant_board
 from cotenant.web.actions import ACTIONS, WORDS, read_wanted, try_requests
+from cotenant.web.boards import Board
 from cotenant.web.changes import Changes
 from cotenant.web.guards import Guards
 from cotenant.web.log_tail import LogTail
 from cotenant.web.principal import Principal, Principals
-from cotenant.web.rows import inert_values, to_json
+from cotenant.web.rows import Row, inert_values, to_json
 from cotenant.web.sessions import LIFE_SECONDS, Session, Sessions, new_token, same
 from cotenant.web.streams import ENDED, RETRY, event, follow
 
@@ -40,6 +42,14 @@ LOG_TAIL_BYTES = 256 * 1024
 LOG_FLUSH_SECONDS = 0.15
 LOGIN_PAUSE_SECONDS = 0.5  # after a wrong token
 STREAM = "text/event-stream"
+PLAIN = (
+    "queue",
+    "cluster",
+    "tenants",
+    "predictions",
+    "incidents",
+    "mesh",
+)  # pages that their streams fill
 GONE = {"error": "your session has ended; log in again"}
 
 
@@ -63,6 +73,9 @@ class Visit:
     session: Session
     principal: Principal
     cookie: str
+
+
+Handler = Callable[[Request, Visit], Awaitable[Response]]
 
 
 class Dashboard:
@@ -155,9 +168,13 @@ class Dashboard:
 
     # Pages ----------------------------------------------------------------------------------------------------------
 
-    async def jobs(self, request: Request, visit: Visit) -> Response:
-        """The list of jobs."""
-        return self.page("jobs", request, session=visit.session)
+    def plain(self, name: str) -> Handler:
+        """Return the handler of a page whose content comes with its stream."""
+
+        async def show(request: Request, visit: Visit) -> Response:
+            return self.page(name, request, session=visit.session)
+
+        return show
 
     async def job(self, request: Request, visit: Visit) -> Response:
         """One job."""
@@ -171,22 +188,22 @@ class Dashboard:
             "job", request, session=visit.session, view=safe, job=safe["job"], may_change=may_change, notice=notice
         )
 
-    async def cluster(self, request: Request, visit: Visit) -> Response:
-        """The nodes."""
-        return self.page("cluster", request, session=visit.session)
-
-    async def mesh(self, request: Request, visit: Visit) -> Response:
-        """The services."""
-        return self.page("mesh", request, session=visit.session)
+    async def tenant(self, request: Request, visit: Visit) -> Response:
+        """One tenant."""
+        name = request.path_params["tenant"]
+        await tenant_board.check(visit.principal.call, name)
+        return self.page("tenant", request, session=visit.session, tenant=inert_values(name))
 
     # Streams --------------------------------------------------------------------------------------------------------
 
-    def stream(self, request: Request, visit: Visit, tables: dict[str, Changes]) -> Response:
-        """Return a stream of tables, from where the page was."""
+    def stream(
+        self, request: Request, visit: Visit, tables: dict[str, Changes], board: Board | None = None
+    ) -> Response:
+        """Return a stream of tables, from where the page was; a board is read meanwhile."""
         seen = request.headers.get("last-event-id") or request.query_params.get("after", "")
 
         async def events() -> AsyncIterator[str]:
-            with visit.principal.reading():
+            with visit.principal.reading(), board.reading() if board else contextlib.nullcontext():
                 async for text in follow(tables, seen, lambda: self.is_alive(visit)):
                     yield text
 
@@ -196,17 +213,24 @@ class Dashboard:
         """Return whether the session of a visit goes on."""
         return self.sessions.find(visit.cookie) is visit.session
 
-    async def jobs_events(self, request: Request, visit: Visit) -> Response:
-        """The jobs as they change."""
-        return self.stream(request, visit, {"jobs": visit.principal.jobs, "meta": visit.principal.meta})
+    def tables(self, tables_of: Callable[[Principal], dict[str, Changes]]) -> Handler:
+        """Return the handler of a stream of tables, which always tells of the mesh too."""
 
-    async def cluster_events(self, request: Request, visit: Visit) -> Response:
-        """The nodes as they change."""
-        return self.stream(request, visit, {"nodes": visit.principal.nodes, "meta": visit.principal.meta})
+        async def show(request: Request, visit: Visit) -> Response:
+            return self.stream(request, visit, {**tables_of(visit.principal), "meta": visit.principal.meta})
 
-    async def mesh_events(self, request: Request, visit: Visit) -> Response:
-        """The state of the mesh as it changes."""
-        return self.stream(request, visit, {"meta": visit.principal.meta})
+        return show
+
+    def board(self, name: str, tables_of: Callable[[Principal], dict[str, Changes]] = lambda _: {}) -> Handler:
+        """Return the handler of the stream of a page that has a board."""
+
+        async def show(request: Request, visit: Visit) -> Response:
+            principal = visit.principal
+            board = principal.board(name)
+            tables = {**tables_of(principal), "board": board.rows, "meta": principal.meta}
+            return self.stream(request, visit, tables, board)
+
+        return show
 
     async def job_events(self, request: Request, visit: Visit) -> Response:
         """One job as it changes."""
@@ -263,9 +287,18 @@ class Dashboard:
 
     async def forecasts(self, request: Request, visit: Visit) -> Response:
         """When some jobs will start and finish."""
-        ids = [one for one in request.query_params.get("ids", "").split(",") if one][:FORECASTS_MAX]
-        found = await asyncio.gather(*(visit.principal.forecast(one) for one in ids))
-        return _json(dict(zip(ids, found, strict=True)))
+        return await _of_ids(request, visit.principal.forecast)
+
+    async def places(self, request: Request, visit: Visit) -> Response:
+        """The places of some waiting jobs in the order, and what decides them."""
+        return await _of_ids(request, visit.principal.place)
+
+    async def usage(self, request: Request, visit: Visit) -> Response:
+        """What was used in the last weeks, of one tenant or of all that the principal may see."""
+        ask, tenant = visit.principal.call, request.query_params.get("tenant", "")
+        if tenant:
+            await tenant_board.check(ask, tenant)
+        return _json(await tenant_board.usage(ask, tenant))
 
     async def what_if(self, request: Request, visit: Visit) -> Response:
         """What would happen to one more job like this, with other requests."""
@@ -280,6 +313,13 @@ class Dashboard:
             raise HTTPException(404)
         await visit.principal.call(lambda mesh: ACTIONS[name](mesh, job_id))
         return RedirectResponse(f"{request.url.path.rpartition('/')[0]}?done={name}", 303)
+
+
+async def _of_ids(request: Request, find: Callable[[str], Awaitable[Row]]) -> Response:
+    """Return what is found for each of the ids in the query."""
+    ids = [one for one in request.query_params.get("ids", "").split(",") if one][:FORECASTS_MAX]
+    found = await asyncio.gather(*(find(one) for one in ids))
+    return _json(dict(zip(ids, found, strict=True)))
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -310,7 +350,7 @@ def application(site: Site) -> ASGIApp:
     """Return the application of a site."""
     board = Dashboard(site)
 
-    def guarded(handler: Callable[[Request, Visit], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             visit = board.visit(request)
             if visit is None:
@@ -334,18 +374,27 @@ def application(site: Site) -> ASGIApp:
             await board.principals.close()
 
     routes = [
-        Route("/", guarded(board.jobs)),
+        Route("/", guarded(board.plain("jobs"))),
         Route("/login", board.login, methods=["GET", "POST"]),
         Route("/logout", guarded(board.logout), methods=["POST"]),
-        Route("/cluster", guarded(board.cluster)),
-        Route("/mesh", guarded(board.mesh)),
+        *(
+            Route(f"/{name}", guarded(board.plain(name)))
+            for name in ("queue", "cluster", "tenants", "predictions", "incidents", "mesh")
+        ),
+        Route("/tenants/{tenant}", guarded(board.tenant)),
         Route("/jobs/{job_id}", guarded(board.job)),
         Route("/jobs/{job_id}/{action}", guarded(board.act), methods=["POST"]),
         Route("/api/forecasts", guarded(board.forecasts)),
+        Route("/api/places", guarded(board.places)),
+        Route("/api/usage", guarded(board.usage)),
         Route("/api/jobs/{job_id}/whatif", guarded(board.what_if), methods=["POST"]),
-        Route("/events/jobs", guarded(board.jobs_events)),
-        Route("/events/cluster", guarded(board.cluster_events)),
-        Route("/events/mesh", guarded(board.mesh_events)),
+        Route("/events/jobs", guarded(board.tables(lambda one: {"jobs": one.jobs}))),
+        Route("/events/queue", guarded(board.board("queue", lambda one: {"jobs": one.jobs}))),
+        Route("/events/tenants", guarded(board.board("tenants"))),
+        Route("/events/predictions", guarded(board.board("predictions"))),
+        Route("/events/incidents", guarded(board.board("incidents", lambda one: {"jobs": one.jobs}))),
+        Route("/events/cluster", guarded(board.tables(lambda one: {"nodes": one.nodes}))),
+        Route("/events/mesh", guarded(board.tables(lambda _: {}))),
         Route("/events/jobs/{job_id}", guarded(board.job_events)),
         Route("/events/jobs/{job_id}/logs", guarded(board.logs)),
         Mount("/static", Static(directory=HERE / "static")),
@@ -367,7 +416,7 @@ def board_error(board: Dashboard) -> Callable[[Request, Exception], Awaitable[Re
     """Return the handler of errors: a page for readers, JSON for scripts."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        status, words = _in_words(error)
+        status, words = _in_words(error, request.url.path)
         visit = board.visit(request)
         if isinstance(error, Unauthenticated) and visit:
             board.sessions.end_all_of(visit.session.api_token)
@@ -380,12 +429,13 @@ def board_error(board: Dashboard) -> Callable[[Request, Exception], Awaitable[Re
     return answer
 
 
-def _in_words(error: Exception) -> tuple[int, str]:
+def _in_words(error: Exception, path: str) -> tuple[int, str]:
     """Return the status of an error, and what it says. What another tenant has does not exist for this one."""
     if isinstance(error, HTTPException):
         return error.status_code, "There is no such page." if error.status_code == 404 else error.detail
     if isinstance(error, NotFound | PermissionDenied):
-        return 404, "There is no such job, or it is not yours to see."
+        what = "tenant" if path.startswith(("/tenants", "/api/usage")) else "job"
+        return 404, f"There is no such {what}, or it is not yours to see."
     if isinstance(error, Unauthenticated):
         return 401, GONE["error"]
     if isinstance(error, Unavailable | AccessError):

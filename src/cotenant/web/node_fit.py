@@ -1,6 +1,7 @@
-"""Which nodes cannot take a replica of a waiting job, and what rules each of them out: facts about nodes, by name.
+"""Nodes of a waiting job: what the scheduler's reason says of them, and what each has for a replica, by its own report.
 
-The scheduler's own answer is the job's reason. This tells for each node the first thing that speaks against it there.
+The scheduler's reason counts nodes and does not name them. The facts about each node show what it may have counted;
+they are no reason. Where the reason is another one, such as a quota, it holds although a replica would fit.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cotenant.cli import views
+from cotenant.core.model.refusal import Code, plural
 from cotenant.core.model.refusal import gpus as gpus_in_words
-from cotenant.core.model.refusal import plural
-from cotenant.v1.job_pb2 import Job, JobSpec
+from cotenant.v1.job_pb2 import Job, JobSpec, Refusal
 from cotenant.v1.node_service_pb2 import Node
 from cotenant.v1.resources_pb2 import ResourceRequest
 
@@ -20,8 +21,48 @@ STATES: Mapping[str, str] = {
 }  # fmt: skip
 
 
+OF_NODES = frozenset(
+    {Code.CAPACITY, Code.FRAGMENTED, Code.NEVER_FITS, Code.NO_NODES, Code.NODES_HELD, Code.QOS, Code.RESERVED}
+)
+
+
+def scheduler_words(refusal: Refusal) -> list[str]:
+    """Return what the scheduler's reason says of nodes, by its numbers, in sentences.
+
+    >>> scheduler_words(Refusal(code="QUOTA"))
+    ["The scheduler's reason (QUOTA) is not about nodes: it holds although a replica may fit."]
+    >>> numbers = {"room_replicas": 1, "wanted_replicas": 2, "nodes_with_room": 1, "avoided_nodes": 2}
+    >>> scheduler_words(Refusal(code="FRAGMENTED", numbers=numbers))
+    ['The scheduler found room for 1 of 2 replicas, on 1 node.', 'It avoids 2 nodes.']
+    """
+    if refusal.code not in OF_NODES:
+        return [f"The scheduler's reason ({refusal.code}) is not about nodes: it holds although a replica may fit."]
+    numbers = {name: int(value) for name, value in refusal.numbers.items()}
+    found = []
+    if "room_replicas" in numbers and "wanted_replicas" in numbers:
+        on = f", on {plural(numbers['nodes_with_room'], 'node')}" if numbers.get("nodes_with_room") else ""
+        wanted = plural(numbers["wanted_replicas"], "replica")
+        found.append(
+            f"The scheduler found room for {min(numbers['room_replicas'], numbers['wanted_replicas'])} of {wanted}{on}."
+        )
+    found += [text.format(plural(numbers[name], what)) for name, (what, text) in SENTENCES.items() if numbers.get(name)]
+    return found or ["The scheduler counts what is free on all nodes together, and names none."]
+
+
+SENTENCES: Mapping[str, tuple[str, str]] = {
+    "closed_nodes": ("node", "The scheduler counts {} out: no new work there."),
+    "unhealthy_nodes": ("node", "The scheduler counts {} as unhealthy."),
+    "unhealthy_gpus": ("GPU", "The scheduler counts {} as unhealthy."),
+    "held_nodes": ("node", "The scheduler holds {} that could run it, because launches fail there."),
+    "kept_nodes": ("node", "The scheduler keeps {} for a reservation of another job."),
+    "reserved_nodes": ("node", "The scheduler has reserved places on {} for it."),
+    "avoided_nodes": ("node", "It avoids {}."),
+    "yielded_nodes": ("node", "It would avoid {} more, but no other could hold it."),
+}  # fmt: skip
+
+
 class Fit(NamedTuple):
-    """A node and what rules it out; `constraint` is empty if a replica would fit there now."""
+    """A node and the first fact that speaks against it; `constraint` is empty if a replica would fit there now."""
 
     node: str
     constraint: str
@@ -29,7 +70,7 @@ class Fit(NamedTuple):
 
 
 def node_fits(job: Job, nodes: Sequence[Node]) -> list[Fit]:
-    """Return the nodes with what rules each out for the smallest replica of a job; those that are ruled out first."""
+    """Return the nodes with what speaks against each for the smallest replica of a job; those without room first."""
     needed = smallest(job.spec)
     avoided = {one.node_id: one.reason for one in job.avoided_nodes}
     fits = [_fit(node, needed, avoided) for node in nodes]

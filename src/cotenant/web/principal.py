@@ -12,7 +12,7 @@ import hashlib
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -31,12 +31,15 @@ from cotenant.rpc.access import Access
 from cotenant.v1.job_pb2 import Job, JobSpec
 from cotenant.v1.job_service_pb2 import (
     ExplainJobRequest,
+    ExplainJobResponse,
     UpdateJobRequest,
     WatchJobsRequest,
 )
 from cotenant.v1.node_service_pb2 import Node
+from cotenant.web import incident_board, prediction_board, queue_board, tenant_board
+from cotenant.web.boards import Board, BoardKind
 from cotenant.web.changes import Changes
-from cotenant.web.node_fit import node_fits
+from cotenant.web.node_fit import node_fits, scheduler_words
 from cotenant.web.rows import Row, capacity, held, job_row, node_row, sample, to_json
 
 T = TypeVar("T")
@@ -51,6 +54,10 @@ FORECAST_SECONDS = 5.0
 RETRY_SECONDS = 2.0
 SAMPLES_MAX = 600  # per job
 FORECASTS_AT_ONCE = 4
+BOARDS: Mapping[str, BoardKind] = {  # by page
+    "queue": queue_board.KIND, "tenants": tenant_board.KIND,
+    "incidents": incident_board.KIND, "predictions": prediction_board.KIND,
+}  # fmt: skip
 
 MeshOf = Callable[[Callable[[str], None]], Mesh]
 
@@ -69,7 +76,8 @@ class Principal:
         self._held: dict[str, dict[str, Row]] = {}  # by node and job
         self._samples: dict[str, deque[tuple[float, float, int, int]]] = {}
         self._stories: dict[str, Story] = {}
-        self._forecasts: dict[str, tuple[float, Row]] = {}
+        self._explained: dict[str, tuple[float, ExplainJobResponse]] = {}
+        self._boards: dict[str, Board] = {}
         self._asking = asyncio.Semaphore(FORECASTS_AT_ONCE)
         self._trouble = "connecting"
         self._on_refused = on_refused
@@ -97,6 +105,8 @@ class Principal:
 
     async def close(self) -> None:
         """End the watch, and close the connections."""
+        for board in self._boards.values():
+            board.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -223,6 +233,7 @@ class Principal:
         view = explanation_view(answer, time.time())
         waits = view["job"]["phase"] == "queued"
         view["nodes"] = [fit._asdict() for fit in node_fits(answer.job, list(self._nodes.values()))] if waits else []
+        view["scheduler"] = scheduler_words(answer.job.refusal) if answer.job.HasField("refusal") and waits else []
         view["curve"] = [
             {"cores": one.allocation.cores, "rate": one.rate_per_second, "confidence": one.confidence}
             for one in answer.estimate.candidates
@@ -261,20 +272,43 @@ class Principal:
 
     async def forecast(self, job_id: str) -> Row:
         """Return when a job will probably start or finish; at most some seconds old."""
-        known = self._forecasts.get(job_id)
-        if known and time.monotonic() - known[0] < FORECAST_SECONDS:
+        if (answer := await self._explanation(job_id)) is None:
+            return {}
+        view = explanation_view(answer, time.time())
+        return {"forecast": view["forecast"], "estimate": view["estimate"], "read_at": self._read_at(job_id)}
+
+    async def place(self, job_id: str) -> Row:
+        """Return a waiting job's place in the order, and what decides it; at most some seconds old."""
+        if (answer := await self._explanation(job_id)) is None:
+            return {}
+        return {**queue_board.place_of(answer, time.time()), "read_at": self._read_at(job_id)}
+
+    def _read_at(self, job_id: str) -> float:
+        return self._explained[job_id][0] if job_id in self._explained else time.time()
+
+    async def _explanation(self, job_id: str) -> ExplainJobResponse | None:
+        """Return the API's explanation of a job, at most some seconds old; None without one."""
+        known = self._explained.get(job_id)
+        if known and time.time() - known[0] < FORECAST_SECONDS:
             return known[1]
+        answer: ExplainJobResponse
         async with self._asking:
             try:
                 answer = await self.call(lambda mesh: mesh.jobs.ExplainJob(ExplainJobRequest(id=job_id)))
             except CotenantError:
-                return {}
-        view = explanation_view(answer, time.time())
-        found = {"forecast": view["forecast"], "estimate": view["estimate"], "read_at": time.time()}
-        if len(self._forecasts) > SAMPLES_MAX:
-            self._forecasts.clear()
-        self._forecasts[job_id] = time.monotonic(), found
-        return found
+                return None
+        if len(self._explained) > SAMPLES_MAX:
+            self._explained.clear()
+        self._explained[job_id] = time.time(), answer
+        return answer
+
+    # Pages of their own ---------------------------------------------------------------------------------------------
+
+    def board(self, name: str) -> Board:
+        """Return the board of a page."""
+        if name not in self._boards:
+            self._boards[name] = Board(self.call, BOARDS[name])
+        return self._boards[name]
 
 
 class Story:

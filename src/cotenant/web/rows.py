@@ -59,6 +59,8 @@ def job_row(job: Job) -> Row:
         "ended": _time(job, "end_time"),
         "why": why(job),
         "code": job.refusal.code if job.HasField("refusal") and phase not in ENDED else "",
+        "wait": views.wait_of(job) if phase not in ENDED else "",
+        "reserved": int(job.refusal.numbers.get("reserved_nodes", 0)) if phase not in ENDED else 0,
     }
     return {name: value for name, value in row.items() if value or name == "phase"}
 

@@ -14,6 +14,7 @@ from tests.unit.cli.conftest import Shell
 from tests.unit.cli.standin import TOKEN, Standin
 
 from cotenant.cli.outcome import ExitCode
+from cotenant.cli.prediction_record import record_view, records_of
 from cotenant.cli.research.predicting import judging
 from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
 from cotenant.internal.v1 import observation_service_pb2_grpc
@@ -258,7 +259,7 @@ def test_the_record_is_by_predictor_and_by_tenant_if_there_are_several() -> None
         ended("vision", "progress", 60.0, 60.0),
         ended("vision", "", 60.0, 90.0),
     ]
-    found = judging.records_of(jobs)
+    found = records_of(jobs)
     assert [judging.row(*one) for one in found.items()] == [
         ("history", "all", "2", "2.00×", "50 %", "2.00", ""),
         ("history", "speech", "1", "4.00×", "0 %", "4.00", ""),
@@ -266,4 +267,4 @@ def test_the_record_is_by_predictor_and_by_tenant_if_there_are_several() -> None
         ("progress", "all", "1", "1.00×", "100 %", "1.00", ""),
         ("unknown", "all", "1", "1.50×", "100 %", "0.67", ""),
     ]
-    assert judging.record_view(*next(iter(found.items())))["tenant"] is None
+    assert record_view(*next(iter(found.items())))["tenant"] is None

@@ -18,6 +18,7 @@ from cotenant.web.guards import HEADERS
 from cotenant.web.sessions import IDLE_SECONDS
 
 TOKEN = "the-mesh-token"
+PAGES = ("/", "/queue", "/cluster", "/tenants", "/predictions", "/incidents", "/mesh")
 
 
 class Clock:
@@ -72,7 +73,11 @@ async def test_a_link_logs_in_once_and_its_token_leaves_the_url(browser: Browser
     assert "has been used" in again.body
 
 
-@pytest.mark.parametrize("path", ["/", "/cluster", "/mesh", "/jobs/j1", "/events/jobs", "/api/forecasts?ids=x"])
+STREAMS = [f"/events/{name}" for name in ("jobs", "queue", "cluster", "tenants", "predictions", "incidents", "mesh")]
+ANSWERS = ["/api/forecasts?ids=x", "/api/places?ids=x", "/api/usage"]
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/jobs/j1", "/tenants/t", *STREAMS, *ANSWERS])
 async def test_nothing_is_shown_without_a_session(browser: Browser, path: str) -> None:
     assert (await browser.get(path)).status == 401
 
@@ -90,7 +95,7 @@ async def test_all_answers_have_the_security_headers(browser: Browser, tmp_path:
 
 async def test_pages_have_no_inline_scripts_or_styles(browser: Browser, tmp_path: Path) -> None:
     await log_in(browser, tmp_path)
-    for path in ("/", "/cluster", "/mesh", "/login", "/nowhere"):
+    for path in (*PAGES, "/login", "/nowhere"):
         body = (await browser.get(path)).body
         assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son[a-z]+=|javascript:|https?://", body), path
 

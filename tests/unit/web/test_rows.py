@@ -35,7 +35,8 @@ def test_a_row_says_where_a_job_runs_why_it_waits_or_how_it_ended() -> None:
         id="a", spec=TWO_GPUS, phase=JobPhase.JOB_PHASE_QUEUED, refusal=Refusal(code="CAPACITY", detail="needs")
     )
     assert job_row(waiting) == {
-        "id": "a", "name": "j", "phase": "queued", "gpus": 4, "cores": 8, "why": "needs", "code": "CAPACITY"
+        "id": "a", "name": "j", "phase": "queued", "gpus": 4, "cores": 8, "why": "needs", "code": "CAPACITY",
+        "wait": "capacity",
     }  # fmt: skip
     allocations = [NodeAllocation(node_id=f"n{one}") for one in range(5)]
     attempt = Attempt(number=1, state=AttemptState.ATTEMPT_STATE_RUNNING, allocations=allocations)

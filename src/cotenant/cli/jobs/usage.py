@@ -30,7 +30,7 @@ class UsageBy(StrEnum):
     JOB_CLASS = "job-class"
 
 
-_GROUPS = {
+GROUPS = {
     UsageBy.TENANT: pb.USAGE_GROUP_TENANT,
     UsageBy.USER: pb.USAGE_GROUP_SUBMITTER,
     UsageBy.WEEK: pb.USAGE_GROUP_WEEK,
@@ -114,7 +114,7 @@ def _request(by: UsageBy, tenant: str, since: str, until: str) -> pb.SummarizeUs
     Raises:
         CommandError: a time is invalid, or the period is empty.
     """
-    request, now = pb.SummarizeUsageRequest(by=_GROUPS[by], tenant=tenant), time.time()
+    request, now = pb.SummarizeUsageRequest(by=GROUPS[by], tenant=tenant), time.time()
     wrong, moments = [], {}
     for option, text in (("--since", since), ("--until", until)):
         try:

@@ -79,7 +79,7 @@ def incidents(
         with suppress(KeyboardInterrupt):  # Ctrl-C ends watching
             with_mesh(flags, lambda mesh: _watch(mesh, wanted, limit, as_json))
         return
-    found = with_mesh(flags, lambda mesh: _found(mesh, wanted, limit))
+    found = with_mesh(flags, lambda mesh: recent_incidents(mesh, wanted, limit))
     now = time.time()
     if as_json:
         views.print_json([incident_view(one, now) for one in found])
@@ -89,7 +89,7 @@ def incidents(
         print_table(COLUMNS, [_row(incident_view(one, now)) for one in found], nothing="no incidents")
 
 
-async def _found(mesh: Mesh, wanted: ListIncidentsRequest, limit: int) -> list[Incident]:
+async def recent_incidents(mesh: Mesh, wanted: ListIncidentsRequest, limit: int) -> list[Incident]:
     """Return matching incidents up to the limit, with the node and job resolved to full ids."""
     request = ListIncidentsRequest()
     request.CopyFrom(wanted)
@@ -168,7 +168,7 @@ async def _watch(mesh: Mesh, wanted: ListIncidentsRequest, limit: int, as_json: 
         return
     while True:
         try:
-            found = await _found(mesh, wanted, limit)
+            found = await recent_incidents(mesh, wanted, limit)
         except grpc.aio.AioRpcError as error:
             await retry.wait(error)
             continue
@@ -196,7 +196,7 @@ async def _watch_live(mesh: Mesh, wanted: ListIncidentsRequest, limit: int, retr
     with Live(console=out, auto_refresh=False) as live:
         while True:
             try:
-                found = await _found(mesh, wanted, limit)
+                found = await recent_incidents(mesh, wanted, limit)
             except grpc.aio.AioRpcError as error:
                 await retry.wait(error)
                 continue

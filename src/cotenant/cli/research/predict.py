@@ -186,12 +186,13 @@ def record(
       cotenant predict record
       cotenant predict record --tenant vision --limit 500 --json
     """
+    from cotenant.cli import prediction_record
     from cotenant.cli.research.predicting import judging
 
-    jobs = with_mesh(Flags.of(context), lambda mesh: judging.judged_jobs(mesh, tenant, limit))
-    found = judging.records_of(jobs)
+    jobs = with_mesh(Flags.of(context), lambda mesh: prediction_record.judged_jobs(mesh, tenant, limit))
+    found = prediction_record.records_of(jobs)
     if as_json:
-        views.print_json([judging.record_view(*one) for one in found.items()])
+        views.print_json([prediction_record.record_view(*one) for one in found.items()])
         return
     print_table(
         judging.COLUMNS,

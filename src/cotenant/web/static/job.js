@@ -94,14 +94,14 @@ function showEvents() {
 }
 
 function showNodes(job) {
-  const nodes = view.nodes || [], out = nodes.filter((one) => one.constraint);
+  const nodes = view.nodes || [], roomy = nodes.filter((one) => !one.constraint).length;
   $("nodes-card").hidden = job.phase !== "queued" || !nodes.length;
-  say($("nodes-words"), out.length === 1 && nodes.length === 1 ? "The only node has no room for a replica." : out.length === nodes.length ? `None of ${plural(nodes.length, "node")} has room for a replica.` : `${out.length} of ${plural(nodes.length, "node")} ruled out for a replica.`);
+  say($("nodes-words"), [...view.scheduler, `By their own reports, ${nodes.length === 1 ? (roomy ? "the only node has" : "the only node does not have") : `${roomy} of ${plural(nodes.length, "node")} ${roomy === 1 ? "has" : "have"}`} room for a replica now.`].join(" "));
   const body = $("nodes"), key = JSON.stringify(nodes);
   if (body.dataset.key === key) return;
   body.dataset.key = key;
   body.replaceChildren(...nodes.slice(0, 200).map((one) => el("tr", {}, el("td", {}, el("code", {}, one.node)),
-    el("td", {}, el("span", { class: "tag", "data-kind": one.constraint ? "warn" : "ok" }, one.constraint || "fits")), el("td", {}, one.detail))));
+    el("td", {}, el("span", { class: "tag", "data-kind": one.constraint ? "warn" : "ok" }, one.constraint || "room")), el("td", {}, one.detail))));
 }
 
 function showAhead() {

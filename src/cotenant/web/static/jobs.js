@@ -1,19 +1,17 @@
 // The list of jobs: all of them in memory, the visible ones in the document.
-import { $, ask, copyLine, el, expected, follow, now, onKey, plural, say, short } from "./page.js";
+import { $, copyLine, el, expected, follow, now, onKey, plural, say, short } from "./page.js";
+import { answers, virtualRows } from "./rows.js";
 
 const jobs = new Map();
-const forecasts = new Map();
+const forecasts = answers("/api/forecasts");
 const LIVE = ["running", "starting", "stopping"];
 const RANK = { running: 0, starting: 1, stopping: 2, queued: 3, suspended: 4, failed: 5, succeeded: 6, cancelled: 7 };
 const CHIPS = [["", "All"], ["running", "Running"], ["queued", "Waiting"], ["failed", "Failed"], ["succeeded", "Succeeded"], ["other", "Other"]];
 const chipOf = (phase) => (LIVE.includes(phase) ? "running" : ["queued", "failed", "succeeded"].includes(phase) ? phase : "other");
-const AHEAD = 8;
 
-let shown = [], chip = "", words = [], sort = { key: "", down: false }, synced = false, loaded = false, focused = "", pending = 0;
+let shown = [], chip = "", words = [], sort = { key: "", down: false }, synced = false, loaded = false, pending = 0;
 const scroller = $("scroller"), list = $("list"), filter = $("filter");
-const spacer = el("div", { class: "spacer", role: "presentation" });
-scroller.append(spacer);
-const pool = new Map(); // rows by the id of their job, so that the focus stays with the job when the order changes
+const rows = virtualRows({ list, scroller, makeRow, fill, drawn: wantForecasts });
 
 // What is shown -------------------------------------------------------------------------------------------------------
 
@@ -43,10 +41,8 @@ function arrange() {
   const counts = {};
   for (const job of jobs.values()) counts[chipOf(job.phase)] = (counts[chipOf(job.phase)] || 0) + 1;
   shown = [...jobs.values()].filter(matches).sort(compare);
-  list.setAttribute("aria-rowcount", shown.length + 1);
-  spacer.style.height = `${shown.length * rowHeight()}px`;
   showHead(counts);
-  draw();
+  rows.set(shown);
 }
 
 const later = () => { pending ||= requestAnimationFrame(arrange); };
@@ -83,10 +79,6 @@ function showEmpty() {
 
 // Rows ----------------------------------------------------------------------------------------------------------------
 
-let height = 0;
-const rowHeight = () => (height ||= parseFloat(getComputedStyle(list).getPropertyValue("--row")) || 44);
-addEventListener("resize", () => { height = 0; later(); });
-
 function makeRow() {
   const cell = (name, ...children) => el("span", { role: "cell", class: name }, ...children);
   const link = el("a", {}), id = el("code", { class: "id" }), phase = el("span", { class: "phase" });
@@ -95,13 +87,9 @@ function makeRow() {
   return { root, link, id, phase, ...cells };
 }
 
-function fill(row, job, index) {
-  row.root.style.transform = `translateY(${index * rowHeight()}px)`;
-  row.root.setAttribute("aria-rowindex", index + 2);
-  if (row.job !== job) {
-    row.job = job;
+function fill(row, job, changed) {
+  if (changed) {
     row.link.href = `/jobs/${encodeURIComponent(job.id)}`;
-    row.link.dataset.job = job.id;
     say(row.link, job.name || job.id);
     say(row.id, job.name ? job.id : "");
     row.phase.dataset.phase = job.phase;
@@ -113,71 +101,17 @@ function fill(row, job, index) {
     row.why.title = job.why || "";
   }
   const end = job.ended || 0;
-  const eta = end ? null : expected(job.phase, forecasts.get(job.id));
+  const eta = end ? null : expected(job.phase, forecasts.known.get(job.id));
   say(row.eta, end ? `${short(now() - end)} ago` : eta?.words || "");
   say(row.age, short(now() - (job.made || now())));
 }
 
-const focusedRow = () => pool.get(document.activeElement?.dataset.job);
-
-function draw() {
-  const from = Math.max(0, Math.floor(scroller.scrollTop / rowHeight()) - AHEAD);
-  const to = Math.min(shown.length, Math.ceil((scroller.scrollTop + scroller.clientHeight) / rowHeight()) + AHEAD);
-  const visible = new Map(shown.slice(from, to).map((job, place) => [job.id, from + place]));
-  const active = focusedRow()?.job.id;
-  const place = active && !visible.has(active) ? shown.findIndex((job) => job.id === active) : -1;
-  if (place >= 0) visible.set(active, place); // an element that leaves the document loses the focus
-  const free = [];
-  for (const [id, row] of pool) if (!visible.has(id)) { pool.delete(id); free.push(row); }
-  for (const [id, index] of visible) {
-    let row = pool.get(id);
-    if (!row) {
-      row = free.pop() || makeRow();
-      pool.set(id, row);
-      if (!row.root.isConnected) spacer.append(row.root);
-    }
-    fill(row, shown[index], index);
-  }
-  for (const row of free) row.root.remove();
-  wantForecasts();
-}
-
-let drawing = 0;
-scroller.addEventListener("scroll", () => { drawing ||= requestAnimationFrame(() => { drawing = 0; draw(); }); }, { passive: true });
-setInterval(() => { if (!document.hidden) draw(); }, 1000);
-
-// Forecasts of what is visible ----------------------------------------------------------------------------------------
-
-let asking = 0;
 function wantForecasts() {
-  clearTimeout(asking);
-  asking = setTimeout(async () => {
-    const fresh = now() - 5;
-    const ids = [...pool.values()].map((row) => row.job).filter((job) => job && (job.phase === "queued" || LIVE.includes(job.phase)) && !((forecasts.get(job.id)?.asked_at || 0) > fresh)).slice(0, 60).map((job) => job.id);
-    if (!ids.length || document.hidden) return;
-    try {
-      const found = await ask(`/api/forecasts?ids=${ids.map(encodeURIComponent).join(",")}`);
-      if (forecasts.size > 5000) forecasts.clear();
-      for (const id of ids) forecasts.set(id, { ...found[id], asked_at: now() });
-    } catch { for (const id of ids) forecasts.set(id, { asked_at: now() }); }
-  }, 250);
+  forecasts.want(rows.visible().filter((job) => job.phase === "queued" || LIVE.includes(job.phase)).map((job) => job.id));
 }
 
 // Keys and controls ---------------------------------------------------------------------------------------------------
 
-function move(step) {
-  if (!shown.length) return;
-  focused = focusedRow()?.job.id || focused;
-  const index = Math.min(shown.length - 1, Math.max(0, shown.findIndex((job) => job.id === focused) + step));
-  focused = shown[index].id;
-  const top = index * rowHeight();
-  if (top < scroller.scrollTop) scroller.scrollTop = top;
-  if (top + rowHeight() > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = top + rowHeight() - scroller.clientHeight;
-  draw();
-  pool.get(focused)?.link.focus({ preventScroll: true });
-}
-onKey("j", () => move(1));
-onKey("k", () => move(-1));
 onKey("/", () => filter.focus());
 function refilter() { words = filter.value.toLowerCase().split(/\s+/).filter(Boolean); scroller.scrollTop = 0; later(); }
 for (const name of ["input", "search"]) filter.addEventListener(name, refilter); // Escape clears it without an input

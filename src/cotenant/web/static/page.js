@@ -31,6 +31,28 @@ export function duration(seconds) {
   return Math.floor((s % 86400) / 3600) ? `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h` : `${s / 86400} d`;
 }
 
+export const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
+
+/** Return a link to a job by its name; what another tenant has has neither. */
+export function jobLink(id, name) {
+  return id ? el("a", { href: `/jobs/${encodeURIComponent(id)}`, title: id }, name || id) : "another tenant's job";
+}
+
+/** Return a bar for a share from 0 to 1, with a mark at another one. The numbers stand beside it. */
+export function bar(share, mark = null) {
+  const clip = (value) => `${100 * Math.min(1, Math.max(0, value))}%`;
+  const fill = el("span", { class: "fill-part" }), parts = [fill];
+  fill.style.width = clip(share);
+  if (mark !== null && mark !== undefined) { parts.push(el("span", { class: "mark" })); parts[1].style.left = clip(mark); }
+  return el("div", { class: "bar", "aria-hidden": true }, ...parts);
+}
+
+/** Show a part of a board: what is there, or why it is missing. */
+export function gap(element, part, name) {
+  element.hidden = !part?.trouble;
+  if (part?.trouble) say(element, `${name} missing: ${part.trouble}`);
+}
+
 /** Return a duration in its largest unit, for columns. */
 export function short(seconds) {
   const s = Math.max(0, seconds);
@@ -162,7 +184,7 @@ addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !event.target.value) event.target.blur();
     return;
   }
-  const pages = { j: "/", c: "/cluster", m: "/mesh" };
+  const pages = { j: "/", q: "/queue", c: "/cluster", t: "/tenants", p: "/predictions", i: "/incidents", m: "/mesh" };
   if (before === "g" && pages[event.key]) { before = ""; location.href = pages[event.key]; return; }
   before = event.key;
   if (event.key === "?") $("help").showModal();
@@ -170,4 +192,5 @@ addEventListener("keydown", (event) => {
   else return;
   event.preventDefault();
 });
+document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
 $("help-button")?.addEventListener("click", () => $("help").showModal());
