@@ -65,7 +65,7 @@ set -- "$temporary/slurm_script" "$@"
 copy() {  # sets `pipe` to a pipe whose input goes to a file as well; "" if the file cannot be written
     expand "$1"
     pipe=
-    if { [ "$mode" = append ] && : >> "$file"; } 2> /dev/null || { [ -z "$mode" ] && : > "$file"; } 2> /dev/null; then
+    if ( if [ "$mode" = append ]; then : >> "$file"; else : > "$file"; fi ) 2> /dev/null; then
         pipe=$temporary/$2
         mkfifo "$pipe"
         ( trap '' HUP INT QUIT USR1 USR2 ALRM TERM; tee -a "$file" < "$pipe"; : > "$pipe.done" ) &

@@ -49,6 +49,8 @@ def read_ids(text: str) -> Iterator[str]:
         if begun.strip():
             yield from _expanded(begun.strip())
         begun = ""
+    if begun:
+        raise SlurmError(f"{INVALID}: {text}")
 
 
 def _expanded(text: str) -> Iterator[str]:

@@ -62,12 +62,7 @@ def main(words: Sequence[str]) -> int:
     if "help" in given or "usage" in given:
         print(help_text())
         return 0
-    script = _script(given, rest)
-    directives, unknown = read_directives(script.text) if "wrap" not in given else ({}, [])
-    options = merged(directives, read_environment(os.environ), given)
-    tell_unfollowed(NAME, options, unknown)
-    quiet = "quiet" in options
-    submission = submission_of(options, script, user_name(), lambda text: None if quiet else warn(NAME, text))
+    submission, options = prepare(given, rest)
     job_id = submit(submission, test_only="test-only" in options)
     if "test-only" in options:
         shape = submission.shape
@@ -77,6 +72,21 @@ def main(words: Sequence[str]) -> int:
         return 0
     _print_accepted(job_id, options)
     return _wait(job_id) if "wait" in options else 0
+
+
+def prepare(given: Given, rest: Sequence[str]) -> tuple[Submission, Given]:
+    """Return the job of a command line's options and other words, and all options of command line and script.
+
+    Raises:
+        SlurmError: the script or an option is invalid.
+    """
+    script = _script(given, rest)
+    directives, unknown = read_directives(script.text) if "wrap" not in given else ({}, [])
+    options = merged(directives, read_environment(os.environ), given)
+    tell_unfollowed(NAME, options, unknown)
+    quiet = "quiet" in options
+    submission = submission_of(options, script, user_name(), lambda text: None if quiet else warn(NAME, text))
+    return submission, options
 
 
 def help_text() -> str:

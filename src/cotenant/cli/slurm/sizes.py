@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_SIZE = re.compile(r"(\d{1,12})([KMGT]?)B?", re.IGNORECASE)
+_SIZE = re.compile(r"(?a)(\d{1,12})([KMGT]?)B?", re.IGNORECASE)
 _FACTORS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "": 1 << 20}
-_COUNT = re.compile(r"\d{1,9}")
-_GPUS = re.compile(r"(?:([A-Za-z][\w.-]*)[:=])?(\d{1,9})|([A-Za-z][\w.-]*)")
+_COUNT = re.compile(r"(?a)\d{1,9}")
+_GPUS = re.compile(r"(?a)(?:([A-Za-z][\w.-]*)[:=])?(\d{1,9})|([A-Za-z][\w.-]*)")
 GPU = "gpu"
 
 
@@ -83,9 +83,9 @@ def read_gres(text: str) -> tuple[Gpus, list[str]]:
         ValueError: GPUs are not given as `gpu[:type][:count]`, or twice.
     """
     gpus, others = Gpus(0), list[str]()
-    for part in filter(None, text.lower().removeprefix("none").split(",")):
+    for part in filter(None, text.removeprefix("none").split(",")):
         name, _, rest = part.removeprefix("gres:").removeprefix("gres/").partition(":")
-        if name != GPU:
+        if name.lower() != GPU:
             others.append(part)
         elif gpus.number:
             raise ValueError(text)

@@ -66,7 +66,7 @@ open_file() {  # empties the file that a pattern names once, and sets `file` to 
     case " $opened " in *" $file "*) return ;; esac
     opened="$opened $file"
     case $1 in *%*[tnN]*) ;; *) [ "$SLURM_NODEID" = 0 ] || return ;; esac
-    : > "$file" || usage "Could not open output file $file"
+    ( : > "$file" ) 2> /dev/null || usage "Could not open output file $file"
 }
 task() {  # becomes one task
     if [ -n "$out" ]; then exec >> "$out"; [ -n "$err" ] || exec 2>&1; fi

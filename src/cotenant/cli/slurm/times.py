@@ -10,12 +10,14 @@ UNLIMITED = ("UNLIMITED", "INFINITE", "-1")
 NONE = "N/A"
 UNKNOWN = "Unknown"
 MINUTE, HOUR, DAY = 60, 3600, 86_400
-_LIMIT = re.compile(r"(?:(\d{1,6})-(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?|(\d{1,9})(?::(\d{1,6}))?(?::(\d{1,6}))?)")
+_LIMIT = re.compile(
+    r"(?a)(?:(\d{1,6})-(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?|(\d{1,9})(?::(\d{1,6}))?(?::(\d{1,6}))?)"
+)
 _UNITS = {"s": 1, "m": MINUTE, "h": HOUR, "d": DAY, "w": 7 * DAY}
-_FROM_NOW = re.compile(r"now(?:\+(\d{1,9})(s|m|h|d|w)?[a-z]*)?", re.IGNORECASE)
+_FROM_NOW = re.compile(r"(?a)now(?:\+(\d{1,9})(s|m|h|d|w)?[a-z]*)?", re.IGNORECASE)
 _NAMED_HOURS = {"midnight": 0, "noon": 12, "fika": 15, "teatime": 16}
 _DAYS = {"today": 0, "tomorrow": 1}
-_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(am|pm)?", re.IGNORECASE)
+_CLOCK = re.compile(r"(?a)(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(am|pm)?", re.IGNORECASE)
 _DATES = ("%Y-%m-%d", "%m%d%y", "%m/%d/%y", "%m.%d.%y", "%m/%d", "%m.%d")
 _CLOCKS = ("", "T%H:%M", "T%H:%M:%S")
 
@@ -103,12 +105,11 @@ def _form(date: str) -> str:
 
 def _at_clock(text: str, today: datetime, now: float) -> float:
     """Return the next moment of a time of the day, or that of a named day."""
-    *hours, day = [*text.split(), ""] if text.split()[-1:] != [] and text.split()[-1] not in _DAYS else text.split()
-    if len(hours) > 1:
-        raise ValueError(text)
-    if day and not hours:
+    words = text.split()
+    day = words.pop() if words and words[-1] in _DAYS else ""
+    hour = " ".join(words)
+    if day and not hour:
         return max(now, _at(today + timedelta(days=_DAYS[day])))
-    hour = " ".join(hours)
     match = _CLOCK.fullmatch(hour)
     if hour in _NAMED_HOURS:
         found = today.replace(hour=_NAMED_HOURS[hour])
