@@ -26,6 +26,7 @@ from benchmarks import harness
 RUNS, RUNS_QUICK = 20, 5
 UNREACHABLE = "127.0.0.1:1"  # nothing listens there: all of `submit` but the answer
 IMPORT_MS_MAX, HELP_MS_MAX = 50.0, 200.0
+FACADE_MS_MAX = 100.0  # of a command of Slurm's that talks to Cotenant
 SUBMIT_MS_MAX, SUBMIT_WALL_MS_MAX, FULL_MS_MAX = 60.0, 180.0, 150.0
 NO_SERVER = 3  # the exit status of a command that reaches none
 START_SECONDS_MAX = 60.0
@@ -68,6 +69,14 @@ def running_mesh(cotenant: str) -> Iterator[Mapping[str, str]]:
             mesh.wait(START_SECONDS_MAX)
 
 
+def slurm_costs(cotenant: str, runs: int, env: Mapping[str, str]) -> Iterator[tuple[Sequence[str], float]]:
+    """Yield the least processor time of Slurm's commands that `cotenant slurm` installs, in milliseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([cotenant, "slurm", "install", folder], capture_output=True, check=True)
+        for words in (["sbatch", "-o", "/dev/null", "--wrap", "true"], ["squeue"], ["sacct"]):
+            yield words, least_ms([f"{folder}/{words[0]}", *words[1:]], runs, env=env)[0]
+
+
 def measure(quick: bool) -> list[harness.Row]:
     """Measure an import, `--help`, and submissions and a list with and without a server."""
     runs, cotenant = RUNS_QUICK if quick else RUNS, str(Path(sys.executable).with_name("cotenant"))
@@ -92,6 +101,7 @@ def measure(quick: bool) -> list[harness.Row]:
             row("cotenant submit, with options that are not plain", full, FULL_MS_MAX),
             row("cotenant jobs", least_ms([cotenant, "jobs"], runs, env=env)[0]),
         ]
+        rows += [row(f"Slurm's {words[0]}", cost, FACADE_MS_MAX) for words, cost in slurm_costs(cotenant, runs, env)]
     if shutil.which("sbatch") and subprocess.run(["sinfo"], capture_output=True, check=False).returncode == 0:
         sbatch, _ = least_ms(["sbatch", "--wrap", "true"], runs)
         rows.append(harness.Row("cotenant submit beside sbatch", submit, "ms", sbatch, "sbatch --wrap true"))

@@ -6,10 +6,12 @@ import re
 import secrets
 import time
 
-_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
+from cotenant.core.model.job_number import DIGITS, ID_DIGITS, encode
+
 _EPOCH_MS = 1_767_225_600_000  # 2026-01-01
-_TIME_DIGITS, _RANDOM_DIGITS = 8, 4
-_ID = re.compile(rf"[{_DIGITS}]{{{_TIME_DIGITS + _RANDOM_DIGITS}}}(_\d+)?")
+_TIME_DIGITS = 8
+_RANDOM_DIGITS = ID_DIGITS - _TIME_DIGITS
+_ID = re.compile(rf"[{DIGITS}]{{{ID_DIGITS}}}(_\d+)?")
 
 
 class JobIdGenerator:
@@ -21,16 +23,7 @@ class JobIdGenerator:
     def new(self) -> str:
         """Return an id of 12 characters: milliseconds, then 20 random bits."""
         self._last = max(self._last + 1, time.time_ns() // 1_000_000 - _EPOCH_MS)
-        return _digits(self._last, _TIME_DIGITS) + _digits(secrets.randbits(5 * _RANDOM_DIGITS), _RANDOM_DIGITS)
-
-
-def _digits(number: int, length: int) -> str:
-    """Encode a number in base 32.
-
-    >>> _digits(33, 3)
-    '011'
-    """
-    return "".join(_DIGITS[(number >> (5 * place)) & 31] for place in reversed(range(length)))
+        return encode(self._last, _TIME_DIGITS) + encode(secrets.randbits(5 * _RANDOM_DIGITS), _RANDOM_DIGITS)
 
 
 def is_id(text: str) -> bool:

@@ -7,6 +7,8 @@ import gzip
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 from tests.verification.fuzz.targets import Prepared, Target, file_target
@@ -23,6 +25,9 @@ from cotenant.cli.mesh.settings import Settings, merged, read_settings, sharing_
 from cotenant.cli.mesh.tenant_file import load_tenants
 from cotenant.cli.outcome import CommandError
 from cotenant.cli.research.predicting.measurements import load_measurements
+from cotenant.cli.slurm import sbatch
+from cotenant.cli.slurm.options import OPTIONS as SBATCH_OPTIONS
+from cotenant.cli.slurm.outcome import SlurmError
 from cotenant.codec.specs import spec_to_wire
 from cotenant.core.failures.rules import BadRules
 from cotenant.rpc.access import AccessError, find
@@ -43,6 +48,11 @@ JOBS = (
     b"replicas_min: 1\nreplicas_max: 4\ndeadline: 2030-01-31T18:00\ncommand: a\n---\ncommand: [b]\nafter_ok: [a]\n",
     b"roles:\n- {name: worker, replicas: 4, gpus: 1}\n- {name: ps, cpus: 2, command: [x]}\ngrace: 30s\nsignal: USR1\n"
     b"array: 1-10\ngoal: {loss: 0.1, fall: 0.01, steps: 3}\nprogress: {regex: 'step (\\d+)'}\ncommand: [a]\n",
+)
+BATCH_SCRIPTS = (
+    b"#!/bin/bash -l\n#SBATCH --job-name='a b' -n 4 --mem=2G  # enough\n#SBATCH --array=0-9%2 -t 1-02:03:04\nsrun x\n",
+    b"#!/bin/sh\n#SBATCH -N 2 --gres=gpu:a100:2,tmp:1 --begin=now+1hour --signal=B:USR1@60\n#SBATCH -d afterok:123_4\n",
+    b"#!/bin/sh\n#SBATCH --gpus-per-task=1 --export=A=b,C --begin=2030-01-31T10:00 --qos=low --exclusive\ntrue\n",
 )
 TENANTS = (
     b"vision: {quota_gpus: 8, limit_gpus: 16, weight: 2}\nspeech: {quota_cores: 4, parent: vision}\n",
@@ -100,8 +110,10 @@ def targets() -> Iterator[Target]:
     """Yield the targets."""
     fields = [name.encode() for name in (*JOB_FIELDS, *ROLE_FIELDS, *OTHER_NAMES)]
     settings = [name.encode() for name in Settings.__dataclass_fields__]
+    directives = [f"\n#SBATCH --{name}=".encode() for name in SBATCH_OPTIONS]
     wrong = (CommandError,)
     yield Target("jobs", file_target("job.yaml", _jobs, JOBS, fields), wrong)
+    yield Target("batch scripts", file_target("job.sh", _batch_script, BATCH_SCRIPTS, directives), (SlurmError,))
     yield Target("tenants", file_target("t.yaml", load_tenants, TENANTS), wrong)
     yield Target("settings", file_target("c.toml", _settings, SETTINGS, settings), wrong)
     yield Target("failure rules", file_target("r.toml", lambda path: read_rules(str(path)), RULES), (BadRules,))
@@ -116,6 +128,11 @@ def targets() -> Iterator[Target]:
     yield Target("audit log", file_target("audit.jsonl", lambda path: list(audit_lines(path)), AUDIT), wrong)
     yield Target("certificates", _certificates, (BadTls, BadCertificate))
     yield Target("backups", _backups, (BadBackup,))
+
+
+def _batch_script(path: Path) -> None:
+    with redirect_stderr(StringIO()):
+        sbatch.prepare({}, [str(path)])
 
 
 def _jobs(path: Path) -> None:

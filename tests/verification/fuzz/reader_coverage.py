@@ -120,6 +120,7 @@ EXCUSED = {
     "src/cotenant/cli/jobs/submit.py:example_text": OURS,
     "src/cotenant/cli/mesh/notification_options.py:_Reader.secret": "takes any bytes as a key",
     "src/cotenant/cli/jobs/quick_submit.py:plain_spec": OURS,
+    "src/cotenant/cli/slurm/install.py:_is_foreign": "searches bytes for bytes",
     "src/cotenant/simulator/traces/gavel.py:steps_per_second": OURS,
     "src/cotenant/simulator/traces/synergy.py:iteration_seconds": OURS,
     "services/queue/jobs/failure_classifier.py:_shipped": OURS,

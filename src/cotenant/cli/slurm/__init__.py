@@ -1,0 +1,1 @@
+"""Slurm's commands as a façade over Cotenant: `sbatch`, `srun`, `squeue`, `scancel`, `sacct`, `sinfo`, `scontrol`."""
