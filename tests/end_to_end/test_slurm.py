@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.end_to_end.commands import SECONDS_MAX, TRACEBACK, Outcome
@@ -47,7 +48,7 @@ class Slurm:
         assert done.returncode == code, f"{words} exited with {done.returncode}:\n{done.stdout}{done.stderr}"
         return Outcome(done.returncode, done.stdout, done.stderr)
 
-    def submit(self, *words: str, **more: str) -> str:
+    def submit(self, *words: str, **more: Any) -> str:
         """Submit a job and return its number."""
         return self("sbatch", "--parsable", *words, **more).out.strip()
 
@@ -62,7 +63,12 @@ class Slurm:
 
     def ended(self, number: str) -> list[str]:
         """Wait until a job or array has ended, and return its states."""
-        return until(lambda: (found := self.states(number)) and set(found) <= set(ENDED) and found, f"end of {number}")
+
+        def ends() -> list[str]:
+            found = self.states(number)
+            return found if set(found) <= set(ENDED) else []
+
+        return until(ends, f"end of {number}")
 
     def read(self, name: str) -> str:
         """Return what a file in the folder has; "" if there is none."""
