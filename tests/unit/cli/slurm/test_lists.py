@@ -72,7 +72,7 @@ def test_waiting_tasks_of_an_array_are_one_line() -> None:
     ],
 )
 def test_states_are_in_slurms_words(changes: dict[str, object], state: str) -> None:
-    assert Facts(pb.Job(id=JOB, **changes), 0.0).state.name == state  # type: ignore[arg-type]
+    assert Facts(pb.Job(id=JOB, **changes), 0.0).state.name == state  # type: ignore[arg-type]  # fields by name
 
 
 @given(st.sets(st.integers(0, 200), min_size=1, max_size=40))
