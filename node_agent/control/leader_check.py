@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import structlog
@@ -17,6 +18,7 @@ from cotenant.rpc.task_group import BackgroundTasks
 log = structlog.get_logger()
 
 MARK_SECONDS = 10.0  # between writes of the store's mark when nothing else is written
+RETRY_SECONDS = 1.0  # between tries to write what the disk refuses
 
 
 class LeaderCheck:
@@ -25,6 +27,7 @@ class LeaderCheck:
     def __init__(self, node_id: str, fence: EpochFence, lease: Lease) -> None:
         self._node_id, self._fence, self._lease = node_id, fence, lease
         self._marked_seconds = 0.0  # when the store's mark was last written
+        self._retrying = False  # what the disk has refused
         self._background = BackgroundTasks()
 
     def accepts(self, welcome: agent_pb2.Welcome) -> bool:
@@ -66,10 +69,16 @@ class LeaderCheck:
             log.error("lease_renewal_failed", error=str(error))
 
     async def _persist(self) -> None:
-        try:
-            await self._fence.flush()
-        except OSError as error:  # the term stays valid in memory; the next flush retries
-            log.error("term_write_failed", term=self._fence.term, error=str(error))
+        """Write what is pending; try again what the disk refuses: an agent that forgot it obeys an older leader."""
+        while not self._retrying:
+            try:
+                await self._fence.flush()
+                break
+            except OSError as error:  # the term stays valid in memory
+                log.error("term_write_failed", term=self._fence.term, error=str(error), retry_seconds=RETRY_SECONDS)
+            self._retrying = True
+            await asyncio.sleep(RETRY_SECONDS)
+            self._retrying = False
 
     async def close(self) -> None:
         """Cancel writes in flight, and end the lease."""
