@@ -19,6 +19,9 @@ QUARANTINE: dict[str, str] = {
     "tests/unit/rpc/test_channel.py::test_a_halted_server_with_open_connections_is_abandoned": (
         "once its server ended before it told its port; why is not known yet"
     ),
+    "tests/verification/fuzz/test_reader_coverage.py::test_every_reader_is_reached_by_a_target_or_excused": (
+        "once the end of the archive's target was not reached beside other tests; why is not known yet"
+    ),
 }
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would pass on SIGINT as ignored
