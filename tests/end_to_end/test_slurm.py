@@ -246,7 +246,8 @@ def test_errors_are_those_of_slurm(slurm: Slurm, words: list[str], message: str)
 
 def test_strictness_may_be_set_in_the_environment(slurm: Slurm) -> None:
     slurm("sbatch", "--test-only", "--exclusive", "--wrap", "true")
-    slurm("sbatch", "--test-only", "--exclusive", "--wrap", "true", code=1, COTENANT_SLURM_STRICT="1")
+    refused = slurm("sbatch", "--test-only", "--exclusive", "--wrap", "true", code=1, COTENANT_SLURM_STRICT="1")
+    assert refused.err.startswith("sbatch: error: not followed by Cotenant: --exclusive")
 
 
 def test_commands_that_are_not_ours_are_kept(slurm: Slurm, mesh: Mesh, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from cotenant.v1 import job_pb2
 
 @contextlib.contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Let this process open no file; open ones stay."""
+    """Keep this process from opening another file; what is open stays open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:

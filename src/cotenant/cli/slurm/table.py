@@ -15,7 +15,7 @@ LONG_WIDTH = 20
 
 
 class Column(NamedTuple, Generic[T]):
-    """A column: its heading and its value; the value of one that is `whole` is never cut off."""
+    """A column: its heading and its value; one that is `whole` is as wide as its longest value, and never cut off."""
 
     heading: str
     value: Callable[[T], str]
@@ -71,10 +71,14 @@ def read_long_format(text: str, columns: Mapping[str, Column[T]], kind: str) -> 
 
 def lines(cells: Sequence[Cell[T]], rows: Iterable[T], *, heading: bool) -> Iterable[str]:
     """Yield the lines of a list."""
-    if heading:
-        yield "".join(_padded(cell, cell.column.heading) for cell in cells)
-    for row in rows:
-        yield "".join(_padded(cell, cell.column.value(row)) for cell in cells)
+    table = [[cell.column.value(row) for cell in cells] for row in rows]
+    longest = [max(map(len, column)) for column in zip(*table, strict=True)] or [0] * len(cells)
+    fitting = [
+        cell._replace(width=max(cell.width, length)) if cell.width and cell.column.whole else cell
+        for cell, length in zip(cells, longest, strict=True)
+    ]
+    for values in ([[cell.column.heading for cell in cells]] if heading else []) + table:
+        yield "".join(map(_padded, fitting, values))
 
 
 def _padded(cell: Cell[T], text: str) -> str:

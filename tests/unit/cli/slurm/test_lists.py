@@ -90,3 +90,10 @@ def test_other_ids_are_refused(text: str) -> None:
 @given(st.lists(st.from_regex(r"[a-z]{1,3}-?[0-9]{0,3}", fullmatch=True), max_size=20, unique=True))
 def test_a_list_of_nodes_is_read_back(names: list[str]) -> None:
     assert sorted(expanded(compressed(names))) == sorted(names)
+
+
+def test_a_long_id_widens_its_column_and_its_heading() -> None:
+    cells = read_format("%.4i|%.3t", LETTERS, "job")
+    rows = [Facts(job(), 0.0)]
+    shown = list(lines(cells, rows, heading=True))
+    assert shown[0].index("|") == shown[1].index("|") > 4
