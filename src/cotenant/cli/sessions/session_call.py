@@ -22,6 +22,7 @@ INPUT, OUTPUT, ERROR = (
     session_pb2.SESSION_STREAM_OUTPUT,
     session_pb2.SESSION_STREAM_ERROR,
 )
+TRIES_MAX = 5
 SIGNALLED = 128  # plus the signal: what a shell reports
 NO_INPUT = -1
 
@@ -54,32 +55,45 @@ async def carry(mesh: Mesh, start: SessionStart, peer: SessionPeer) -> SessionEn
         CommandError: it was cut off without a word.
     """
 
-    answered = asyncio.Event()
-
-    async def requests() -> AsyncIterator[OpenSessionRequest]:
-        yield OpenSessionRequest(start=start)
-        await answered.wait()  # gRPC loses the reason of a refusal if it comes while something is sent
-        async for frame in peer.frames():
-            yield OpenSessionRequest(frame=frame)
-
-    call = mesh.jobs.OpenSession(requests())
-
-    async def frames() -> AsyncGenerator[SessionFrame, None]:
-        async for response in call:
-            answered.set()
-            yield response.frame
-
-    try:
-        async with aclosing(frames()) as incoming:
-            await peer.run(incoming)
-    except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.INTERNAL:
-            raise
-    finally:
-        call.cancel()
+    async with aclosing(_frames(mesh, start, peer)) as incoming:
+        await peer.run(incoming)
     if peer.end is None:
         raise CommandError("the session was cut off", hint="see `cotenant show` for the job's state")
     return peer.end
+
+
+async def _frames(mesh: Mesh, start: SessionStart, peer: SessionPeer) -> AsyncGenerator[SessionFrame, None]:
+    """Open the session, send the peer's frames, and yield the other side's.
+
+    gRPC loses the reason of a refusal that arrives while something is being sent, and reports an internal error. So
+    nothing is sent after `start` until the other side has answered; and if the refusal met `start` itself, which then
+    cannot have arrived, the session is opened again.
+
+    Raises:
+        AioRpcError: it was refused or cut off.
+    """
+
+    async def requests(answered: asyncio.Event) -> AsyncIterator[OpenSessionRequest]:
+        yield OpenSessionRequest(start=start)
+        await answered.wait()
+        async for frame in peer.frames():
+            yield OpenSessionRequest(frame=frame)
+
+    for _ in range(TRIES_MAX):
+        answered = asyncio.Event()
+        call = mesh.jobs.OpenSession(requests(answered))
+        try:
+            async for response in call:
+                answered.set()
+                yield response.frame
+            return
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.INTERNAL:
+                raise
+            if answered.is_set():
+                return
+        finally:
+            call.cancel()
 
 
 def exit_code_of(end: SessionEnd) -> int:
