@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.support.etcd_server import EtcdServer, etcd_binary
-from tests.support.properties import register_profiles
+from tests.support.properties import is_deep, register_profiles
 
 # Tests that fail now and then, each with the reason, until it is mended: at most five. They are tried twice, and the
 # summary names those that needed it.
@@ -32,6 +32,7 @@ register_profiles()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--deep", action="store_true", help="run the tests marked `deep` too")
     parser.addoption("--record-durations", action="store_true", help="record how long the test files take")
 
 
@@ -59,8 +60,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put calm tests into one group, which the scheduler runs alone, and retry tests in quarantine once."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out deep tests, group calm ones, which the scheduler runs alone, and retry those in quarantine once."""
+    if not config.getoption("--deep") and not is_deep():
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("deep")])
+        items[:] = [item for item in items if not item.get_closest_marker("deep")]
     for item in items:
         if item.get_closest_marker("calm"):
             item.add_marker(pytest.mark.xdist_group("calm"))

@@ -17,6 +17,7 @@ from cotenant.store.backup_file import Contents, read_file, write_file
 ONE = ("--gpus", "1", "--cpus", "1")
 
 
+@pytest.mark.deep
 def test_a_mesh_moves_from_a_file_to_etcd_and_back_to_a_backup(tmp_path: Path, etcd: EtcdServer) -> None:
     (tmp_path / "mesh").mkdir()
     mesh = Mesh(tmp_path / "mesh")

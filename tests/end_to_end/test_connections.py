@@ -83,6 +83,7 @@ def test_1300_idle_connections_fail_no_job_and_drain_no_node(small: Mesh) -> Non
         mesh.close()
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(300)  # the same
 def test_a_connection_flood_at_the_hard_descriptor_limit_locks_no_client_out(tmp_path: Path) -> None:
     mesh = Mesh(tmp_path)

@@ -82,6 +82,7 @@ def submit_large(mesh: Mesh, prefix: str = "") -> tuple[list[str], list[str]]:
     return taken, refused
 
 
+@pytest.mark.deep
 def test_one_tenant_cannot_fill_the_store_for_others(begin: Callable[..., Mesh]) -> None:
     mesh = begin()
     running = mesh.client.submit(spec("modest", command=("sleep", "300")), "sleeps")

@@ -24,6 +24,7 @@ def test_nothing_is_lost_owned_twice_or_left_when_anything_may_be_killed(tmp_pat
     assert len(submitter.acknowledged) >= 4
 
 
+@pytest.mark.deep
 @pytest.mark.root
 def test_an_agent_that_leaves_orphans_is_caught(tmp_path: Path) -> None:
     """After its supervisor is killed, a job's daemon survives and still holds the job's core."""

@@ -35,7 +35,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Separate]:
         made.close()
 
 
-@pytest.mark.parametrize("entry", PARTS)
+@pytest.mark.parametrize("entry", [PARTS[0], *(pytest.param(part, marks=pytest.mark.deep) for part in PARTS[1:])])
 def test_each_service_answers_every_command(mesh: Separate, entry: str) -> None:
     def run(*words: str) -> str:
         return mesh.cli(*words, COTENANT_ENDPOINT=mesh.address(entry)).out

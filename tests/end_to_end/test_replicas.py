@@ -157,6 +157,7 @@ def test_status_shows_the_whole_mesh_and_its_store(mesh: Separate, etcd_of_all: 
     assert sum(reported["nodes"].values()) == 1
 
 
+@pytest.mark.deep
 def test_a_rolling_restart_of_all_parts_does_not_affect_jobs(mesh: Separate, tmp_path: Path) -> None:
     holder, load = Counter(tmp_path, "holder"), Load(tmp_path, mesh.client)
     held = mesh.cli.submit(*ONE_CORE, *holder.command)

@@ -84,6 +84,7 @@ def test_a_service_on_etcd_is_killed_under_load(on_etcd: Separate, tmp_path: Pat
     killed_under_load(on_etcd, tmp_path, service)
 
 
+@pytest.mark.deep
 def test_the_mesh_survives_a_store_outage(on_etcd: Separate, module_etcd: EtcdServer, tmp_path: Path) -> None:
     counter, load = Counter(tmp_path, "running"), Load(tmp_path, on_etcd.client)
     running = on_etcd.client.wait_for(on_etcd.cli.submit(*ONE_CORE, *counter.command), Phase.RUNNING).id

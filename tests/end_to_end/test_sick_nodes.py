@@ -99,6 +99,7 @@ def phases(mesh: Mesh) -> Counter[Phase]:
     return Counter(Phase(names[job.phase].removeprefix("JOB_PHASE_").lower()) for job in mesh.client.jobs())
 
 
+@pytest.mark.deep
 @pytest.mark.root
 @pytest.mark.timeout(300)
 def test_jobs_wait_with_a_reason_while_no_node_can_launch(mesh: Mesh) -> None:

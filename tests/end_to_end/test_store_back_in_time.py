@@ -95,6 +95,7 @@ def test_an_old_snapshot_under_a_running_mesh_stops_writes_and_can_be_accepted(m
         mesh.close()
 
 
+@pytest.mark.deep
 def test_a_mesh_resumes_by_itself_once_the_right_data_is_restored(mesh: Mesh, etcd: EtcdServer) -> None:
     directory = mesh.directory
     mesh.flags = (*mesh.flags, "--store", etcd.url)
@@ -123,6 +124,7 @@ def test_a_mesh_resumes_by_itself_once_the_right_data_is_restored(mesh: Mesh, et
         mesh.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("remembers", ["services", "agents"])
 def test_an_old_snapshot_is_detected_after_a_restart_by_any_witness(
     mesh: Mesh, etcd: EtcdServer, remembers: str

@@ -138,6 +138,7 @@ def test_a_command_names_the_extra_that_it_needs(words: str, needed: str, instal
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.deep
 def test_the_reports_of_research_need_only_their_extra(installed: Install, tmp_path: Path) -> None:
     words = ["compare", "--trace", "sample", "--cluster", "2x8", "--arms", "fifo,las", "--report", "report.html"]
     done = run(installed("research") / "cotenant", *words, home=tmp_path)

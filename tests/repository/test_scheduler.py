@@ -168,3 +168,11 @@ def test_installed_versions_put_a_tests_group_into_its_id(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stdout
     assert "test_calm.py::test_it@calm" in done.stdout
+
+
+@pytest.mark.parametrize(("options", "count"), [((), 0), (("--deep",), 2), (("--hypothesis-profile", "deep"), 2)])
+def test_deep_tests_are_left_out_unless_they_are_asked_for(options: tuple[str, ...], count: int) -> None:
+    file = "tests/unit/reproduction/test_coda.py"
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options, file]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.count("::test_") == count, done.stdout + done.stderr

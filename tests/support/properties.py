@@ -36,7 +36,12 @@ def register_profiles() -> None:
 
 def amount(short: int, *, deep: int) -> int:
     """Return how much of something a costly test does: more in the profile `deep`."""
-    return deep if settings.get_current_profile_name() == "deep" else short
+    return deep if is_deep() else short
+
+
+def is_deep() -> bool:
+    """Return whether the loaded profile is `deep`."""
+    return settings.get_current_profile_name() == "deep"
 
 
 def examples(count: int) -> int:

@@ -248,6 +248,7 @@ def test_wheels_are_those_of_the_locks_without_what_the_machine_has() -> None:
     assert "2.5" in wheels.requirements(texts, [], "3.12")["numpy"]
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_a_rehearsal_reads_the_stand_in_through_a_mesh(tmp_path: Path) -> None:
     out = tmp_path / "results"

@@ -8,6 +8,9 @@ from cotenant.reproduction.model import Asked, Data, Done, Figures, Verdict
 from cotenant.reproduction.papers.coda import DRF, FIFO, PAPER, QUICK, SLIM, Mixed
 
 
+pytestmark = pytest.mark.deep  # the other papers' figures stay in the short form
+
+
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Figures]:
     found = {arm.name: Mixed(QUICK, arm, Data(), seed=11).run(lambda: False) for arm in (FIFO, DRF, SLIM)}

@@ -30,6 +30,7 @@ def test_the_bundled_jobs_are_those_of_two_virtual_clusters() -> None:
     assert trace.jobs[0].submitted_seconds == 0
 
 
+@pytest.mark.deep
 def test_servers_of_their_own_and_wise_retries_spare_time(figures: dict[str, Figures]) -> None:
     base, apart, ours = (figures[arm.name].values for arm in (BASE, APART, OURS))
     assert apart["avg_jct_hours"] < base["avg_jct_hours"]

@@ -78,6 +78,7 @@ def test_only_what_chance_has_a_part_in_is_run_with_every_seed() -> None:
     assert len(set(answer["arms"]["guess"]["figures"]["avg_jct_seconds"]["per_seed"])) == 3
 
 
+@pytest.mark.deep
 def test_it_is_the_same_in_one_process_or_two() -> None:
     arguments = ("--arms", "fifo,las", "--arm", "guess=srsf,predictor=noisy-oracle", "--seeds", "2")
     texts = [json.dumps(without_wall(told(*arguments, "--jobs", jobs))) for jobs in (1, 2)]

@@ -54,6 +54,7 @@ def test_perfect_knowledge_gives_the_figures_of_independent_simulators(queue: st
     assert_same_figures(result, expected("philly_0e4a51", queue.upper(), "count"))
 
 
+@pytest.mark.deep
 @WANTED
 def test_las_comes_within_a_tenth_of_discretised_las_as_its_authors_wrote_it() -> None:
     result = simulate(BENCH / "philly_0e4a51.csv", "6x8", queue="las", placement="count")

@@ -372,6 +372,7 @@ EVERYTHING = (
 )
 
 
+@pytest.mark.deep
 def test_with_everything_on_two_processes_with_other_hash_seeds_print_the_same() -> None:
     printed = []
     for hash_seed in ("1", "2"):

@@ -94,6 +94,7 @@ def test_a_report_lists_its_assumptions(report: Path) -> None:
         assert told in text
 
 
+@pytest.mark.deep
 def test_the_same_command_writes_the_same_report(tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.html" for name in "ab"]
     for jobs, file in enumerate(files, 1):

@@ -112,6 +112,7 @@ def test_with_both_of_its_rules_the_replay_is_tiresias_to_the_second(floor: bool
     assert found == pytest.approx({name: float(published[name]) for name in found}, abs=0.01)
 
 
+@pytest.mark.deep
 @WANTED
 def test_with_neither_it_is_las_and_the_lists_make_the_difference() -> None:
     trace = load(BENCH / "philly_0e4a51.csv")

@@ -18,6 +18,7 @@ from tests.verification.mutation.runner import Result, Verdict, failing_without_
 REPOSITORY = Repository(ROOT)
 
 
+@pytest.mark.deep
 def test_related_tests_import_the_module_or_are_named_after_it_and_that_one_is_first() -> None:
     ledger = REPOSITORY.related("cotenant.core.capacity.ledger")
     assert ledger.files[:2] == ("src/cotenant/core/capacity/ledger.py", "tests/unit/core/capacity/test_ledger.py")
@@ -55,6 +56,7 @@ def replaced(old: str, new: str) -> Mutant:
     return Mutant(MODULE, start, start + len(old.encode()), new, 1)
 
 
+@pytest.mark.deep
 def test_a_mutant_is_killed_by_a_test_or_by_types_or_survives_and_the_file_stays() -> None:
     before = (ROOT / MODULE).read_text()
     wrong = replaced("np.where(timed, 0, 1)", "np.where(timed, 1, 0)")

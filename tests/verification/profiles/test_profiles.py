@@ -25,7 +25,12 @@ def trace(tmp_path: Path) -> str:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    "workload", [one for one in WORKLOADS if one.profile in ("paper:coda", "paper:xiao")], ids=lambda one: one.profile
+    "workload",
+    [
+        pytest.param(one, marks=() if one.profile == "paper:coda" else pytest.mark.deep, id=one.profile)
+        for one in WORKLOADS
+        if one.profile in ("paper:coda", "paper:xiao")
+    ],
 )
 def test_the_default_is_ahead_of_the_baselines_and_of_the_paper(workload: Workload, trace: str) -> None:
     found = ratios(workload, (PLAIN, workload.profile), [1], trace)

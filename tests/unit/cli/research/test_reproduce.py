@@ -29,6 +29,7 @@ def test_a_missing_directory_is_reported(capsys: pytest.CaptureFixture[str], tmp
     assert "nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.deep
 def test_a_report_and_figures_are_written(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

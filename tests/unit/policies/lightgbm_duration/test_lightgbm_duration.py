@@ -76,6 +76,7 @@ def test_before_there_is_a_model_history_speaks() -> None:
     assert policy.estimate(query()).remaining_seconds == 60.0
 
 
+@pytest.mark.deep
 def test_an_interval_of_80_percent_holds_80_percent(
     learnt: tuple[LightgbmDuration, list[tuple[Estimate, float]]],
 ) -> None:
@@ -171,6 +172,7 @@ def test_the_same_jobs_make_the_same_model_and_the_same_estimates() -> None:
     assert one.dump() == other.dump()
 
 
+@pytest.mark.deep
 def test_when_jobs_take_twice_as_long_estimates_follow_within_a_hundred_and_fifty() -> None:
     policy = LightgbmDuration(OPTIONS)
     lived(policy, 450)

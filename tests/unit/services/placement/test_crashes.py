@@ -217,7 +217,7 @@ async def test_services_and_agents_may_be_killed_during_resizes(
     assert history.resizes > JOBS / 10, "too little changed to prove anything"
 
 
-@pytest.mark.parametrize("disturb", [kill_both, kill_agents])
+@pytest.mark.parametrize("disturb", [pytest.param(kill_both, marks=pytest.mark.deep), kill_agents])
 async def test_services_and_agents_may_be_killed_during_migrations(disturb: Disturb) -> None:
     """Every gang that waits for a node migrates other jobs as soon as it can."""
     rng = Random(f"moving {disturb.__name__}")

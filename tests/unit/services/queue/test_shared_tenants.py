@@ -177,6 +177,7 @@ def settled() -> Iterator[None]:
     untune_gc(thresholds)
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("settled")
 async def test_arrays_are_added_in_slices() -> None:
     pieces: list[float] = []

@@ -193,6 +193,7 @@ async def test_jobs_are_filtered_by_time_and_by_array(mesh: Mesh) -> None:
     assert await found(ended_before=timestamp(1.0)) == set()
 
 
+@pytest.mark.deep
 async def test_sorting_very_many_jobs_does_not_hold_the_event_loop() -> None:
     state, rng, lag = State(), Random(1), LoopLag()
     records = [
