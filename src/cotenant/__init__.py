@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Unavailable,
         WaitTimeout,
     )
+    from cotenant.client.executor import Executor
     from cotenant.client.function_pickling import CannotPickle
     from cotenant.client.mapping import RemoteError, ResultTooLarge
     from cotenant.client.remote_functions import RemoteFunction, job, map
@@ -46,6 +47,7 @@ __all__ = [
     "Comparison",
     "Conflict",
     "CotenantError",
+    "Executor",
     "Explanation",
     "FailedPrecondition",
     "InternalError",
@@ -83,6 +85,7 @@ _HOMES = {  # by module: the names that it has
         *("InvalidArgument", "JobCancelled", "JobFailed", "LimitExceeded", "NotConfigured", "NotFound"),
         *("PermissionDenied", "Unauthenticated", "Unavailable", "WaitTimeout"),
     ),
+    "executor": ("Executor",),
     "function_pickling": ("CannotPickle",),
     "mapping": ("RemoteError", "ResultTooLarge"),
     "remote_functions": ("RemoteFunction", "job", "map"),

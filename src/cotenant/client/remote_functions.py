@@ -18,7 +18,8 @@ R = TypeVar("R")
 
 
 @functools.cache
-def _client(process: int) -> Client:
+def own_client(process: int) -> Client:
+    """Return the client that all functions of a process share."""
     return Client()
 
 
@@ -33,7 +34,7 @@ def map(
     **fields: Unpack[JobFields],
 ) -> list[Future[R]]:
     """Call a function with each item, in jobs, and return a future for each, in order; see `Client.map`."""
-    return _client(os.getpid()).map(
+    return own_client(os.getpid()).map(
         function,
         *iterables,
         workers=workers,
@@ -54,7 +55,7 @@ class RemoteFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Run the function in a job, and return the future of its result."""
-        return _client(os.getpid()).call(self.__wrapped__, args, kwargs, **self._options)
+        return own_client(os.getpid()).call(self.__wrapped__, args, kwargs, **self._options)
 
     def map(self, *iterables: Iterable[Any]) -> list[Future[R]]:
         """Call the function with each item, in jobs, and return a future for each, in order."""

@@ -62,6 +62,15 @@ def chunk_sizes(size_bytes: int) -> list[int]:
     return [CHUNK_BYTES] * whole + [rest] * (rest > 0)
 
 
+def chunk_count(size_bytes: int) -> int:
+    """Return how many chunks a file has.
+
+    >>> chunk_count(CHUNK_BYTES + 1), chunk_count(0)
+    (2, 0)
+    """
+    return -(-size_bytes // CHUNK_BYTES)
+
+
 def pages_of(entries: Iterable[FolderEntry]) -> Iterator[bytes]:
     """Yield the pages of a folder's entries, which are sorted by path; an empty folder has one page."""
     page, size, yielded = FolderPage(), 0, False
@@ -105,8 +114,7 @@ def entry_error(entry: FolderEntry) -> str:
     if entry.mode > MODE_MAX:
         return "has more than permission bits"
     if entry.kind == FILE:
-        sizes = chunk_sizes(entry.size_bytes) if 0 <= entry.size_bytes <= FOLDER_BYTES_MAX else None
-        if sizes is None or len(entry.chunks) != len(sizes):
+        if not 0 <= entry.size_bytes <= FOLDER_BYTES_MAX or len(entry.chunks) != chunk_count(entry.size_bytes):
             return "has another size than its chunks"
         wrong = any(len(digest) != DIGEST_BYTES for digest in entry.chunks)
         return "has a chunk without a SHA-256" if wrong else ""

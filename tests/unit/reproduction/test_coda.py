@@ -7,7 +7,6 @@ import pytest
 from cotenant.reproduction.model import Asked, Data, Done, Figures, Verdict
 from cotenant.reproduction.papers.coda import DRF, FIFO, PAPER, QUICK, SLIM, Mixed
 
-
 pytestmark = pytest.mark.deep  # the other papers' figures stay in the short form
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cotenant.cli.jobs.folder_scan import FoundEntry, FoundFolder, shown
 from cotenant.cli.outcome import CommandError, usage_error
-from cotenant.folders.content import CHUNK_BYTES, DIGEST_BYTES, FILE, chunk_sizes, digest_of
+from cotenant.folders.content import CHUNK_BYTES, DIGEST_BYTES, FILE, chunk_count, digest_of
 
 RACY_SECONDS = 2.0
 READERS_MAX = 4
@@ -72,7 +72,7 @@ def _read(folder: FoundFolder, entry: FoundEntry) -> Digests:
                 if not stat.S_ISREG(before.st_mode) or before.st_size != entry.size_bytes:
                     break
                 found = tuple(iter_digests(file.fileno(), before.st_size))
-                if _key(os.fstat(file.fileno())) == _key(before) and len(found) == len(chunk_sizes(entry.size_bytes)):
+                if _key(os.fstat(file.fileno())) == _key(before) and len(found) == chunk_count(entry.size_bytes):
                     return found
     except OSError as error:
         why = (error.strerror or str(error)).lower()
@@ -135,7 +135,7 @@ def _row(row: list[object]) -> tuple[Key, Digests]:
     size, modified, changed, inode, device = (int(str(number)) for number in numbers)
     packed = bytes.fromhex(str(text))
     digests = tuple(packed[place : place + DIGEST_BYTES] for place in range(0, len(packed), DIGEST_BYTES))
-    if len(packed) % DIGEST_BYTES or len(digests) != len(chunk_sizes(size)):
+    if len(packed) % DIGEST_BYTES or len(digests) != chunk_count(size):
         raise ValueError("digests of another file")
     return (size, modified, changed, inode, device), digests
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -209,7 +210,9 @@ class _Rules:
 def _patterns(text: str, name: str) -> Sequence[object]:
     try:
         lines = [line for line in text.splitlines() if "\0" not in line]
-        found: Sequence[object] = GitIgnoreSpec.from_lines(lines).patterns
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of `re`, about sets within sets, which Git does not have
+            found: Sequence[object] = GitIgnoreSpec.from_lines(lines).patterns
     except ValueError as error:
         raise usage_error(f"{name}: {error}") from None
     return found
