@@ -414,7 +414,7 @@ async def test_closing_the_store_ends_its_watches(store: Store, at: str) -> None
 
 
 async def take_all(updates: AsyncIterator[Changes | Relisted]) -> list[Changes | Relisted]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return [update async for update in updates]
 
 

@@ -164,7 +164,7 @@ class Trial:
         """Write a final change, wait until all watchers have seen it, and check what each saw."""
         await self.transact(Transact((), (Put(END, b""),)))
         for viewer in self.viewers:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while viewer.position < self.revision:
                     await self.store.get(self.at)  # gives the viewers time, in every adapter
         await self.store.close()

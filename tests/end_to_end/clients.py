@@ -27,7 +27,7 @@ from cotenant.v1.job_service_pb2 import (
 )
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 
-CALL_SECONDS_MAX = 20.0
+CALL_SECONDS_MAX = 60.0
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 def greet(address: tuple[str, int]) -> None:

@@ -38,7 +38,7 @@ AXE = ROOT / "tests" / "support" / "axe" / "axe.min.js.gz"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCREENSHOTS = "COTENANT_SCREENSHOTS"  # a directory, where the pictures of the pages are kept
 MARKUP = "<img src=x onerror=alert(1)>"
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 TRAIN = """
 import sys, time
 from cotenant import progress

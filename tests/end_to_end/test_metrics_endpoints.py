@@ -16,7 +16,7 @@ SERVED = re.compile(
 
 
 def page(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
         text: str = answer.read().decode()
     return text
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 POLL_SECONDS, POLL_SECONDS_MAX = 0.02, 0.1
 LATE_SHARE = 0.05  # of the time waited: what it may be noticed later, so that long waits cost little CPU time
 

@@ -42,6 +42,7 @@ def test_the_wheel_contains_each_file_of_the_package_once_and_nothing_else(wheel
 def _files_of_the_package() -> Iterator[str]:
     for base, package in (
         (ROOT / "src" / "cotenant", "cotenant"),
+        (ROOT / "src" / "hydra_plugins", "hydra_plugins"),
         *((ROOT / name, f"cotenant/{name}") for name in LINKED),
     ):
         for path in base.rglob("*"):

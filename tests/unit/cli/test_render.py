@@ -116,7 +116,7 @@ class Terminal:
         except OSError:
             pass  # the terminal is gone with its last user
         os.close(self._ours)
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=60)
 
 
 def test_watching_on_a_terminal_shows_changes_in_place_until_ctrl_c(
@@ -150,4 +150,4 @@ def test_a_table_on_a_terminal_is_colored(standin: Standin, spec: JobSpec, monke
     terminal = Terminal("jobs")
     terminal.read_until("CAPACITY")
     assert "\x1b[33mqueued" in terminal.seen
-    terminal.process.wait(timeout=20)
+    terminal.process.wait(timeout=60)

@@ -76,7 +76,7 @@ class Served:
         asks, answers = ("stream" if one else "unary" for one in streams)
         call: Any = getattr(self.channels[caller]._inner, f"{asks}_{answers}")(path)
         for _ in range(TRIES_MAX):
-            made = call(iter([b""]) if asks == "stream" else b"", metadata=tuple(metadata.items()), timeout=20)
+            made = call(iter([b""]) if asks == "stream" else b"", metadata=tuple(metadata.items()), timeout=60)
             problem = await problem_of(_drained(made) if answers == "stream" else made)
             if problem.message != LOST_ANSWER:
                 break

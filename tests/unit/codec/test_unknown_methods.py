@@ -26,7 +26,7 @@ OLD = "/cotenant.v1.AgentService/Connect"  # the agents' stream before it had a 
 async def called(mesh: Mesh, path: str, kind: str = "unary_unary", token: str = TOKEN) -> Problem:
     call: Any = getattr(mesh.channel()._inner, kind)(path)
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    made = call(iter([b""]) if kind.startswith("stream") else b"", metadata=metadata, timeout=20)
+    made = call(iter([b""]) if kind.startswith("stream") else b"", metadata=metadata, timeout=60)
     return await problem_of(made if kind.endswith("unary") else made.read())
 
 

@@ -18,7 +18,7 @@ from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Committed, Compare, Conflict, NotLeader, Put, Store, StoreUnavailable
 
 TTL_SECONDS = 0.6
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 
 
 @asynccontextmanager

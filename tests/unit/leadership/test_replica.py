@@ -244,7 +244,7 @@ async def test_the_next_leader_builds_its_own_service_under_a_higher_term() -> N
     async with replicas() as all_:
         leader, follower = await all_.two()
         await leader.kill()
-        assert await follower.get(timeout=10) == "b1"  # the call waits for the next leader
+        assert await follower.get(timeout=60) == "b1"  # the call waits for the next leader
         assert follower.replica.leads
 
 
@@ -253,7 +253,7 @@ async def test_a_leader_drops_the_cache_of_its_time_as_a_follower() -> None:
         leader, follower = await all_.two()
         await leader.get("write")
         await leader.kill()
-        assert await follower.get(timeout=10) == "b1"
+        assert await follower.get(timeout=60) == "b1"
         warm = follower.given
         assert isinstance(warm, WarmStore)
         await until(lambda: not warm._cache.entries)
@@ -402,7 +402,7 @@ async def test_without_a_leader_a_call_fails_with_a_retry_delay() -> None:
     async with replicas() as all_:
         follower = await all_.start("b", fails=(StoreUnavailable("away"),) * 1000)
         follower.replica._forwarder._patience_seconds = 0.2
-        problem = await failure(follower.jobs.GetJob(pb.GetJobRequest(), timeout=20))
+        problem = await failure(follower.jobs.GetJob(pb.GetJobRequest(), timeout=60))
         assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_LEADER")
         assert problem.retry_after_seconds
         assert not follower.services
@@ -433,13 +433,13 @@ async def test_health_reports_whether_a_call_would_be_answered() -> None:
         nobody = await all_.start("b", fails=(StoreUnavailable("away"),) * 1000)
         leader, follower = await all_.two()
         for process in (leader, follower, nobody):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while process.election.leader is None:
                     await process.election.changed()
             assert await process.serving()
         await leader.kill()
         await follower.kill()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await nobody.serving():  # noqa: ASYNC110 what is waited for wakes nobody
                 await asyncio.sleep(0.01)
 

@@ -46,7 +46,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = _framed(4, 0, 0)
 NO_WINDOW = _framed(4, 0, 0, b"\0\4" + bytes(4))  # SETTINGS_INITIAL_WINDOW_SIZE = 0: nothing may be sent to us
 QUICK = replace(RULES, silent_seconds=0.3, young_seconds=0.1, per_address=5, handshake_seconds=0.5)
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def watch_frames(stream: int) -> bytes:

@@ -20,7 +20,7 @@ from cotenant.security.certificates import Authority
 from cotenant.security.oidc import AGAIN_SECONDS, OLD_SECONDS, WELL_KNOWN, BadOidc, Oidc, OidcRules
 from cotenant.security.subjects import Subject
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 60.0
 
 
 class Provider:

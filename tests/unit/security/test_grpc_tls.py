@@ -86,7 +86,7 @@ def opened(mesh: Mesh, shown: TlsFiles | None, token: str = "", host: str = "127
 
 
 def get(over: Channel) -> Any:
-    return jobs_grpc.JobServiceStub(over).GetJob(jobs_pb.GetJobRequest(), timeout=8)
+    return jobs_grpc.JobServiceStub(over).GetJob(jobs_pb.GetJobRequest(), timeout=60)
 
 
 @pytest.fixture(autouse=True)
@@ -216,16 +216,16 @@ async def test_certificates_are_renewed_under_running_calls(mesh: Mesh, lab: Aut
     for subject, names in ((QUEUE, HERE), (EVE, [])):
         lab.issue(subject, names)
     go_on.set()
-    await stub.GetJob(jobs_pb.GetJobRequest(), timeout=8)
+    await stub.GetJob(jobs_pb.GetJobRequest(), timeout=60)
     assert over._inner is not first
     await under_way
     assert lab.forget_old() == 1
-    await stub.GetJob(jobs_pb.GetJobRequest(), timeout=8)
+    await stub.GetJob(jobs_pb.GetJobRequest(), timeout=60)
     await get(opened(mesh, eve))
 
 
 async def _call(stub: Any) -> Any:
-    return await stub.GetJob(jobs_pb.GetJobRequest(), timeout=20)
+    return await stub.GetJob(jobs_pb.GetJobRequest(), timeout=60)
 
 
 def test_partly_renewed_files_are_rejected_and_logged_once(lab: Authority, stranger: Authority) -> None:

@@ -49,7 +49,7 @@ from cotenant.v1 import (
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 QUICK = placement.PlacementConfig(heartbeat_seconds=0.5, lost_after_seconds=30.0)
 BACKFILL = queue.QueueConfig(options={"fifo": {"mode": "backfill"}})
 LAS = queue.QueueConfig(policy="las", options={"las": {"thresholds": "0.05,7200"}})

@@ -16,7 +16,7 @@ from cotenant.store.etcd import EtcdStore
 from cotenant.store.port import LeaseLost, StoreUnavailable
 
 TTL_SECONDS = 1.0
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ async def test_an_etcd_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     server.start(wait=False)
     try:
         store = await open_raw(f"etcds://{server.endpoint}")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     await put(store, "/a", b"secret")

@@ -35,7 +35,7 @@ def _off_at_the_end() -> Iterator[None]:
 
 def scraped(address: str) -> dict[str, dict[tuple[str, ...], float]]:
     """Return the values of all series by name and labels."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as page:
         text = page.read().decode()
     series: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(text):

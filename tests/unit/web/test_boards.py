@@ -227,7 +227,7 @@ async def test_a_board_is_read_while_it_has_readers_and_keeps_its_rows_through_a
 
     board = Board(FakeMesh().ask, BoardKind(read, 0.0))
     with board.reading() as rows, board.reading():
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while rows.ids() != {"b"}:
                 await rows.wait(rows.position, 1.0)
             assert reads.count >= 3

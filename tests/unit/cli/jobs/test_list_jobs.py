@@ -137,7 +137,7 @@ def test_watch_prints_a_line_per_change(standin: Standin, jobs: list[str]) -> No
     standin.call(standin.jobs.move, jobs[0], Phase.CANCELLED)
     changed = json.loads(watching.stdout.readline())
     watching.terminate()
-    watching.communicate(timeout=20)
+    watching.communicate(timeout=60)
     assert sorted(first) == ["runs", "waits"]
     assert (changed["name"], changed["phase"]) == ("waits", "cancelled")
 

@@ -289,7 +289,7 @@ def test_ctrl_c_ends_waiting_but_not_the_job(standin: Standin) -> None:
     assert waiting.stderr is not None
     reported = waiting.stderr.readline() + waiting.stderr.readline()  # submitted, and queued: it waits now
     waiting.send_signal(signal.SIGINT)
-    out, err = waiting.communicate(timeout=20)
+    out, err = waiting.communicate(timeout=60)
     [job_id] = standin.jobs.jobs
     assert f"submitted {job_id}" in reported
     assert waiting.returncode == ExitCode.INTERRUPTED

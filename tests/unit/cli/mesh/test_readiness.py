@@ -16,7 +16,7 @@ def test_systemd_is_notified_once(abstract: bool, tmp_path: Path, monkeypatch: p
     name = f"@cotenant-{os.getpid()}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(name.replace("@", "\0", 1))
-        manager.settimeout(10)
+        manager.settimeout(60)
         monkeypatch.setenv(VARIABLE, name)
         notify_ready()
         assert manager.recv(100) == b"READY=1"

@@ -127,7 +127,7 @@ def order(**more: Any) -> agent_pb2.SessionOrder:
 
 
 async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - what it waits for has no event
             await asyncio.sleep(0.001)
 

@@ -287,7 +287,7 @@ async def test_an_end_that_cannot_be_recorded_is_reported_and_retried(
     wait = f"echo $$ > {tmp_path}/pid; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "notify"))
-        agent.settimeout(20)
+        agent.settimeout(60)
         attempt = start(shell("full", wait), notify=str(tmp_path / "notify"))
         await until(lambda: written_number(tmp_path / "pid"))
         await attempt.running()
@@ -309,7 +309,7 @@ async def test_an_end_that_cannot_be_recorded_is_reported_and_retried(
 async def test_an_agent_receives_each_state_as_a_datagram(start: Launch, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "notify"))
-        agent.settimeout(20)
+        agent.settimeout(60)
         attempt = start(shell("told", "true"), notify=str(tmp_path / "notify"))
         states = [json.loads(agent.recv(65536))["state"] for _ in range(3)]
         assert states == ["STARTING", "RUNNING", "SUCCEEDED"]
@@ -336,7 +336,7 @@ async def test_a_busy_agent_does_not_block_the_supervisor(start: Launch, tmp_pat
             notify=str(tmp_path / "notify"),
         )
         await until((tmp_path / "ran").exists)
-        agent.settimeout(20)
+        agent.settimeout(60)
         while agent.recv(65536) == b"x":
             pass
         (tmp_path / "go").touch()

@@ -25,7 +25,7 @@ from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
 
 READS = replace(QUICK, follow="10.0.0.5:7072")
-SECONDS_MAX = 10.0
+SECONDS_MAX = 60.0
 
 
 async def until(holds: Callable[[], object]) -> None:

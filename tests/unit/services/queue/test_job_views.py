@@ -93,7 +93,7 @@ async def test_a_stock_client_lists_many_large_jobs(mesh: Mesh) -> None:
             stub = job_service_pb2_grpc.JobServiceStub(channel)
             while not pages or token:
                 request = pb.ListJobsRequest(page_size=1000, page_token=token, view=pb.JOB_VIEW_FULL)
-                pages.append(stub.ListJobs(request, timeout=20))
+                pages.append(stub.ListJobs(request, timeout=60))
                 token = pages[-1].next_page_token
         return pages
 

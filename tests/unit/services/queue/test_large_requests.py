@@ -53,7 +53,7 @@ async def test_a_page_of_large_jobs_ends_early_with_a_token(mesh: Mesh) -> None:
 async def test_many_large_jobs_are_placed_and_explained(mesh: Mesh) -> None:
     await mesh.agent("n1", gpus=8, cores=200, run_seconds=0.05)
     await mesh.arrays.CreateArray(large(150))
-    answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(gpus=1)), timeout=20)
+    answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(gpus=1)), timeout=60)
     assert answer.position
     await mesh.all_ended()
 

@@ -95,7 +95,7 @@ async def test_a_watch_until_the_end_ends_although_jobs_no_longer_match(mesh: Me
     await mesh.reach(job_id, "RUNNING")
     running_jobs = pb.JobFilter(phases=[job_pb2.JOB_PHASE_RUNNING])
     phases = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async for response in mesh.jobs.WatchJobs(pb.WatchJobsRequest(filter=running_jobs, until_ended=True)):
             phases += [job.phase for job in response.jobs]
             if response.synced:

@@ -158,7 +158,7 @@ async def test_each_group_is_committed_once_despite_lost_requests_and_answers(
                 if revision >= told.get(key, (0, b""))[0]:
                     told[key] = revision, value
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for begin in range(0, 100, 10):
                 await asyncio.gather(*(one(number) for number in range(begin, begin + 10)))
         made.store.losing, made.store.away = 0.0, 0

@@ -133,7 +133,7 @@ class Queue:
     async def settled(self) -> None:
         """Wait until no outcome is unknown."""
         self.store.failing = 0.0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.job_store._unknown_outcomes or self.job_store.revisions._open:  # noqa: ASYNC110  # no event
                 await asyncio.sleep(0.01)
 
