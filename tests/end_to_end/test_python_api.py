@@ -78,6 +78,28 @@ def test_output_is_followed_while_the_job_runs(client: cotenant.Client, folder: 
     assert list(lines) == ["last"]
 
 
+def test_a_job_is_held_resumed_fetched_from_and_run_again(client: cotenant.Client, folder: Path) -> None:
+    script = "mkdir out; echo $WORD > out/word; echo $WORD"
+    job = client.submit(script, cpus=1, hold=True, workdir="none", env={"WORD": "first"}, name="again")
+    assert job.phase == "suspended"
+    job.resume()
+    assert job.result(SECONDS_MAX) == "first\n"
+    assert (job.fetch("out/word"), job.fetch(to="all")) == (1, 1)
+    assert (folder / "word").read_text() == (folder / "all" / "out" / "word").read_text() == "first\n"
+    with pytest.raises(cotenant.InvalidArgument, match="stays in it"):
+        job.fetch("../word")
+    with pytest.raises(cotenant.FailedPrecondition, match="'nothing': no such file"):
+        job.fetch("nothing")
+    other = job.rerun()
+    assert isinstance(other, cotenant.Job)
+    assert (other.id != job.id, other.name, other.result(SECONDS_MAX)) == (True, "again", "first\n")
+    [task] = client.submit("echo $COTENANT_ARRAY_INDEX", cpus=1, array=[7]).wait(SECONDS_MAX)
+    same = task.rerun()
+    assert isinstance(same, cotenant.JobArray)
+    assert same.result(SECONDS_MAX) == ["7\n"]
+    assert client.submit("sleep 1000", cpus=1).suspend().phase in ("stopping", "suspended")
+
+
 def test_an_array_has_a_job_for_each_index(client: cotenant.Client) -> None:
     array = client.submit("echo $COTENANT_ARRAY_INDEX", cpus=1, array=range(2, 7, 2))
     assert array.result(SECONDS_MAX) == ["2\n", "4\n", "6\n"]

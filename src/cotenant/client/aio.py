@@ -13,6 +13,7 @@ import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import PurePath
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, Unpack, overload
 
@@ -21,14 +22,18 @@ import grpc.aio
 
 from cotenant.cli.arrays import counts
 from cotenant.cli.connection import Mesh, is_unreachable
+from cotenant.cli.jobs.earlier_job import draft_like
 from cotenant.cli.jobs.explain import explanation_view
+from cotenant.cli.jobs.folder_download import Download, target_of
 from cotenant.cli.jobs.follow import Output, copy_output, follow, is_gang, watch_until_ended
 from cotenant.cli.jobs.job_file import BadJobs, Draft
 from cotenant.cli.jobs.job_lines import outcome_line
 from cotenant.cli.jobs.submit import create, resolve_ids
 from cotenant.cli.jobs.submit_order import Step
+from cotenant.cli.jobs.work_files import Wanted, clean_path, read_parts
 from cotenant.cli.name_lookup import all_jobs, find_job, find_job_or_array, phase_of, read_tasks
-from cotenant.client.errors import JobCancelled, JobFailed, as_api_errors
+from cotenant.cli.source_positions import MapNode, SourcePosition
+from cotenant.client.errors import CotenantError, JobCancelled, JobFailed, as_api_errors
 from cotenant.client.job_fields import JobFields, draft_of
 from cotenant.client.status import JobStatus, html_table, status_of
 from cotenant.codec.errors import from_error
@@ -45,6 +50,8 @@ from cotenant.v1.job_service_pb2 import (
     GetJobRequest,
     JobFilter,
     ReadLogsRequest,
+    ResumeJobRequest,
+    SuspendJobRequest,
 )
 
 T = TypeVar("T")
@@ -52,6 +59,7 @@ Command = str | PurePath | Sequence[str | PurePath]
 TAIL_LINES = 20  # of the output, in the error of a failed job
 TAIL_BYTES = 16 * 2**10
 RESULT_BYTES_MAX = 2**20
+PROBLEMS_MAX = 10  # of a copy, in its error
 
 log = logging.getLogger("cotenant")
 
@@ -373,6 +381,57 @@ class AsyncJob:
         answer = await self._client._call(lambda mesh: mesh.jobs.CancelJob(request))
         self._message = answer.job
         return self.last_status
+
+    async def suspend(self) -> JobStatus:
+        """Take the job from the queue until `resume`; if it runs, its processes are warned and stopped first."""
+        request = SuspendJobRequest(id=self.id, request_id=uuid.uuid4().hex)
+        answer = await self._client._call(lambda mesh: mesh.jobs.SuspendJob(request))
+        self._message = answer.job
+        return self.last_status
+
+    async def resume(self) -> JobStatus:
+        """Put a suspended job, or one submitted with `hold`, back into the queue."""
+        request = ResumeJobRequest(id=self.id, request_id=uuid.uuid4().hex)
+        answer = await self._client._call(lambda mesh: mesh.jobs.ResumeJob(request))
+        self._message = answer.job
+        return self.last_status
+
+    async def rerun(self) -> AsyncJob | AsyncJobArray:
+        """Submit it again as a new job, and return that; a task of an array becomes an array of its index.
+
+        What belonged to that submission is dropped: dependencies, begin time, `hold`, and a deadline that has passed.
+        """
+        await self.status()
+        request_id = uuid.uuid4().hex
+        draft = draft_like(self._message, MapNode(SourcePosition("rerun"), ()), time.time())
+
+        async def make(mesh: Mesh) -> JobMessage | ArrayMessage:
+            return await create(mesh, draft.to_wire(draft.spec), request_id=request_id, like=draft.like)
+
+        return self._client._of(await self._client._call(make))
+
+    async def fetch(self, path: str = "", to: str | PurePath = ".", *, rank: int = 0, attempt: int = 0) -> int:
+        """Copy a file or folder of its working directory to this machine, as `cotenant cp`; return how many files.
+
+        Into `to` if that is a folder, else as `to`; without a path, all of it into `to`. `attempt` 0 is the last.
+
+        Raises:
+            CotenantError: with the reason NOT_ALL_COPIED if some of it could not be copied.
+        """
+        with as_api_errors():
+            wanted = Wanted(self.id, clean_path(path), attempt, rank)
+
+        async def copy(mesh: Mesh) -> Download:
+            with closing(Download(target_of(wanted.path, str(to)))) as download:
+                async for part in read_parts(mesh, wanted):
+                    download.take(part)
+                download.finish()
+            return download
+
+        download = await self._client._call(copy)
+        if download.problems:
+            raise CotenantError("; ".join(download.problems[:PROBLEMS_MAX]), reason="NOT_ALL_COPIED")
+        return download.files
 
 
 class AsyncJobArray:

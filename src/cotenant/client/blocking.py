@@ -283,6 +283,31 @@ class Job:
         """Cancel the job; this changes nothing if it has ended. Its processes get their grace."""
         return run(self._job.cancel())
 
+    def suspend(self) -> JobStatus:
+        """Take the job from the queue until `resume`; if it runs, its processes are warned and stopped first."""
+        return run(self._job.suspend())
+
+    def resume(self) -> JobStatus:
+        """Put a suspended job, or one submitted with `hold`, back into the queue."""
+        return run(self._job.resume())
+
+    def rerun(self) -> Job | JobArray:
+        """Submit it again as a new job, and return that; a task of an array becomes an array of its index.
+
+        What belonged to that submission is dropped: dependencies, begin time, `hold`, and a deadline that has passed.
+        """
+        return _blocking(run(self._job.rerun()))
+
+    def fetch(self, path: str = "", to: str | PurePath = ".", *, rank: int = 0, attempt: int = 0) -> int:
+        """Copy a file or folder of its working directory to this machine, as `cotenant cp`; return how many files.
+
+        Into `to` if that is a folder, else as `to`; without a path, all of it into `to`. `attempt` 0 is the last.
+
+        Raises:
+            CotenantError: with the reason NOT_ALL_COPIED if some of it could not be copied.
+        """
+        return run(self._job.fetch(path, to, rank=rank, attempt=attempt))
+
 
 async def _next(lines: AsyncIterator[str]) -> str | None:
     return await anext(lines, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import closing
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobs.folder_download import Download
+from cotenant.cli.jobs.folder_download import Download, target_of
 from cotenant.cli.jobs.logs import ATTEMPT_MAX, RANK_MAX
 from cotenant.cli.jobs.work_files import Wanted, parse_place, read_parts
 from cotenant.cli.outcome import CommandError, note
@@ -59,10 +58,8 @@ def cp(
       cotenant cp ARRAY_3:metrics.json run-3.json
     """
     job, path = parse_place(source)
-    if path and os.path.isdir(target):
-        target = os.path.join(target, os.fsdecode(path.rpartition(b"/")[2]))
     wanted = Wanted(job, path, attempt, rank)
-    with closing(Download(target)) as download:
+    with closing(Download(target_of(path, target))) as download:
         with_mesh(Flags.of(context), lambda mesh: _copy(mesh, wanted, download))
     if download.problems:
         more = len(download.problems) - SHOWN_MAX

@@ -17,6 +17,11 @@ from cotenant.folders.content import link_stays, path_error
 from cotenant.v1.job_pb2 import FILE_KIND_DIRECTORY, FILE_KIND_FILE, FILE_KIND_LINK, FileEntry, FilePart
 
 
+def target_of(path: bytes, target: str) -> str:
+    """Return where a file or folder of a job goes: into the target if that is a folder, else there, as with cp -r."""
+    return os.path.join(target, os.fsdecode(path.rpartition(b"/")[2])) if path and os.path.isdir(target) else target
+
+
 class Download:
     """Receives parts. `target` is the path of the wanted entry itself."""
 
