@@ -53,8 +53,11 @@ class AttemptStore:
             refused.set_exception(error)
             return refused
 
-    async def start(self, live: LiveAttempt, committed: asyncio.Future[int]) -> None:
+    async def start(self, live: LiveAttempt, committed: asyncio.Future[int], copy: ObservedAttempt) -> None:
         """Wait for the commit of a submitted attempt, then publish and assign it; undo it if the commit fails.
+
+        `copy` is the attempt as it was submitted: if one of its nodes is given up meanwhile, nobody may learn of that
+        before it is committed, too.
 
         Raises:
             Fenced, Halted, StoreUnavailable, TooLarge, Outdated: see `Committer.submit`.
@@ -65,8 +68,9 @@ class AttemptStore:
             self.cluster.undo(live)
             raise
         live.attempt.epoch, live.before = live.epoch, None
+        copy.attempt.epoch = live.epoch
         await fail_points.reach("placement.started")
-        self.events.publish(live.epoch, [live.observed()])
+        self.events.publish(live.epoch, [copy])
         self.sessions.assign(live)
         if live.pending_stop:
             self.order_stops([live], live.pending_stop)

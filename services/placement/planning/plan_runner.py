@@ -202,10 +202,11 @@ class PlanRunner:
 
         Any other error fails the plan.
         """
-        lined_up = [(live, self._attempts.submit(live, (*under, *known[live.key[0]]))) for live in decision.starts]
-        results = await asyncio.gather(
-            *(self._start(live, kept, begin, placed) for live, kept in lined_up), return_exceptions=True
-        )
+        lined_up = [
+            (live, self._attempts.submit(live, (*under, *known[live.key[0]])), live.observed())
+            for live in decision.starts
+        ]
+        results = await asyncio.gather(*(self._start(*one, begin, placed) for one in lined_up), return_exceptions=True)
         for live, result in zip(decision.starts, results, strict=True):
             if isinstance(result, TooLarge):
                 decision.refusals[live.key[0]] = Refusal(
@@ -219,8 +220,10 @@ class PlanRunner:
                 raise result
         return [live for live, result in zip(decision.starts, results, strict=True) if result is None]
 
-    async def _start(self, live: LiveAttempt, kept: asyncio.Future[int], begin: float, placed: float) -> None:
-        await self._attempts.start(live, kept)
+    async def _start(
+        self, live: LiveAttempt, kept: asyncio.Future[int], copy: ObservedAttempt, begin: float, placed: float
+    ) -> None:
+        await self._attempts.start(live, kept, copy)
         committed, parent, job = time.time(), live.record.trace_parent, live.key[0]
         PLACED.add()
         if parent:

@@ -194,6 +194,23 @@ def test_ignore_files_are_respected_with_gits_rules(tmp_path: Path) -> None:
     assert b".git/config" in paths(root)
 
 
+@pytest.mark.parametrize(
+    ("line", "why"), [("[a-@]", "bad character range a-@"), ("*a" * 9, "has more than 8 asterisks between two slashes")]
+)
+def test_a_pattern_that_cannot_be_used_is_named_with_its_line(project: Path, line: str, why: str) -> None:
+    (project / ".gitignore").write_text(f"# * * * * * * * * * *\n{line}\n")
+    with pytest.raises(CommandError) as refused:
+        paths(project)
+    assert f".gitignore:2: {line}: {why}" in str(refused.value)
+
+
+def test_many_asterisks_in_a_row_are_one(project: Path) -> None:
+    """Each would be a place at which a name may be divided: with 25 of them, in more ways than can be tried."""
+    (project / ("n" * 200)).mkdir()
+    (project / ".gitignore").write_text("*" * 25 + "/\n")
+    assert {path for path in paths(project) if b"/" not in path and (project / path.decode()).is_dir()} == set()
+
+
 def test_links_that_lead_out_are_an_error_and_loops_are_not(project: Path) -> None:
     (project / "loop").symlink_to(".")
     (project / "d" / "up").symlink_to("../a")

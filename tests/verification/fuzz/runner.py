@@ -144,7 +144,7 @@ def _what(target: Target, run: Callable[[bytes], None], data: bytes, outcome: Ou
         return f"hung: {error}"
     except (Exception, RecursionError, MemoryError) as error:
         return _describe(error)
-    if seconds > loop_lag.bound_seconds():
+    if loop_lag.is_too_long(seconds):
         return f"held the loop: {seconds * 1000:.0f} ms of CPU time"
     return ""
 

@@ -26,7 +26,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from tests.unit.services.mesh import Mesh, again, running, spec, until
 from tests.verification.fuzz.calls import LogFindings, recount
 from tests.verification.fuzz.inflater import PATTERNS
-from tests.verification.fuzz.loop_lag import LoopLag, bound_seconds
+from tests.verification.fuzz.loop_lag import LoopLag, is_too_long
 from tests.verification.fuzz.messages import Drawer
 from tests.verification.fuzz.runner import SETTLED_SHARE, Finding, Outcome, live_bytes
 
@@ -162,7 +162,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
                 raise self.run.fail(AssertionError(text)) from None
             return None
         finally:
-            if (step := self.run.lag.take()).seconds > bound_seconds():
+            if is_too_long((step := self.run.lag.take()).seconds):
                 where = f"{step.seconds * 1000:.0f} ms of CPU time in {step.what}"
                 raise self.run.fail(AssertionError(f"{type(request).__name__} held the loop: {where}"))
 

@@ -11,6 +11,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tests.unit.services.mesh import spec
 from tests.verification.fuzz.inflater import PATTERNS, Inflater
+from tests.verification.fuzz.loop_lag import run_in_slices
 from tests.verification.fuzz.messages import Drawer
 from tests.verification.fuzz.targets import Prepared, Target
 
@@ -67,7 +68,7 @@ def read(data: bytes) -> None:
     kind = REQUESTS.get(name.decode(errors="replace"), pb.CreateJobRequest)
     request_bytes.check_bytes(f"/cotenant.v1.{name.decode(errors='replace')}", sent)
     try:
-        request = _decoded(kind, sent)
+        request: Any = run_in_slices(decode(kind, sent))  # as in a server, where other calls take turns
     except DecodeError:
         return  # reported by the guard
     request_limits.check(request)
@@ -75,16 +76,6 @@ def read(data: bytes) -> None:
         _accept(request.spec)
     if isinstance(request, pb.UpdateJobRequest):
         _accept(request.job.spec)
-
-
-def _decoded(kind: Any, data: bytes) -> Any:
-    """Decode as a server does, without a loop: there are no other tasks to yield to."""
-    decoding = decode(kind, data)
-    while True:
-        try:
-            decoding.send(None)
-        except StopIteration as done:
-            return done.value
 
 
 def _accept(message: job_pb2.JobSpec) -> None:

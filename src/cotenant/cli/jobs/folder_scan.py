@@ -9,6 +9,7 @@ harm.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import warnings
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,8 @@ from cotenant.folders.content import (
 IGNORE_FILES = (b".gitignore", b".cotenantignore")
 ALWAYS_IGNORED = ".git"
 IGNORE_FILE_BYTES_MAX = 2**20
+STARS = re.compile(r"\*{2,}")
+STARS_MAX = 8  # between two slashes; matching tries all ways to divide a name among them
 SHOWN_MAX = 10
 HINT_IGNORE = "leave out what the job does not need with lines in .cotenantignore, which is written like .gitignore"
 
@@ -208,13 +211,34 @@ class _Rules:
 
 
 def _patterns(text: str, name: str) -> Sequence[object]:
-    try:
-        lines = [line for line in text.splitlines() if "\0" not in line]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of `re`, about sets within sets, which Git does not have
-            found: Sequence[object] = GitIgnoreSpec.from_lines(lines).patterns
-    except ValueError as error:
-        raise usage_error(f"{name}: {error}") from None
+    """Return the patterns of an ignore file.
+
+    Raises:
+        CommandError: names the file and the line of a pattern that cannot be used.
+    """
+    found: list[object] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if "\0" in line:
+            continue
+        try:
+            found += _patterns_of(line)
+        except (ValueError, re.error) as error:
+            raise usage_error(f"{name}:{number}: {sanitize(line)}: {error}") from None
+    return found
+
+
+def _patterns_of(line: str) -> Sequence[object]:
+    """Return the pattern of a line, if it has one.
+
+    Raises:
+        ValueError, re.error: it is not a pattern, or its cost is exponential in the length of a name.
+    """
+    line = STARS.sub(lambda stars: "*" if len(stars[0]) > len("**") else stars[0], line)
+    if not line.startswith("#") and any(part.count("*") > STARS_MAX for part in line.split("/")):
+        raise ValueError(f"has more than {STARS_MAX} asterisks between two slashes")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of `re`, about sets within sets, which Git does not have
+        found: Sequence[object] = GitIgnoreSpec.from_lines([line]).patterns
     return found
 
 

@@ -96,7 +96,7 @@ def submission_of(given: Given, script: Script, user: str, warn: Callable[[str],
     folder = str(Path.cwd())
     variables = _slurm_variables(given, shape, spec, folder, user)
     spec.environment.update(_exported(given, os.environ) | variables)
-    spec.command.extend(_command(given, script, warning, is_array="array" in given))
+    spec.command.extend(_command(given, script, shape.nodes, warning, is_array="array" in given))
     if wrong:
         raise SlurmError(*wrong)
     return Submission(spec, shape, singleton)
@@ -276,13 +276,13 @@ def _exported(given: Given, environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if _VARIABLE.fullmatch(name) and is_text(value)}
 
 
-def _command(given: Given, script: Script, warning: EarlySignal, *, is_array: bool) -> list[str]:
-    """Return the command that runs the script on the nodes."""
+def _command(given: Given, script: Script, nodes: int, warning: EarlySignal, *, is_array: bool) -> list[str]:
+    """Return the command that runs the script on its nodes."""
     interpreter, option = interpreter_of(script.text)
     pattern = given.get("output") or (patterns.DEFAULT_OF_ARRAY if is_array else patterns.DEFAULT)
     append = "append" if given.get("open-mode", "").startswith("a") else ""
     steps_signal = warning.signal.removeprefix("SIG") if warning.only_steps else ""
-    program = srun_program() if "srun" in script.text or int(given.get("nodes", "1").partition("-")[0] or 1) > 1 else ""
+    program = srun_program() if "srun" in script.text or nodes > 1 else ""
     return [
         *(SHELL, "-c", shell_text("common.sh", "batch.sh"), "slurm_script"),
         *(pattern, given.get("error", ""), append, steps_signal, interpreter, option, program, script.text),

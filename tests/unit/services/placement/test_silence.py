@@ -8,8 +8,10 @@ import grpc
 import pytest
 from tests.unit.services.mesh import QUICK, Mesh, Part, again, reason, running, until, without
 
+from cotenant import fail_points
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.errors import Problem
+from cotenant.core.model.lifecycle import AttemptState
 from cotenant.leadership.leadership_term import HeldTerm
 from cotenant.services.placement.placement_leadership import LEADER
 from cotenant.v1 import job_pb2
@@ -154,3 +156,24 @@ async def test_a_leader_without_a_lease_certainly_leads() -> None:
         assert held.valid_until_seconds < time.monotonic()
         held.extend(5.0)
         assert held.valid_until_seconds == 7.0
+
+
+async def test_a_start_is_published_as_it_was_committed_whatever_happened_since() -> None:
+    """A placement that was halted right after the commit gives its nodes up, and only then goes on."""
+    async with running() as mesh:
+        await mesh.agent("n1")
+        placement = placement_of(mesh)
+
+        async def give_up(point: str) -> None:
+            if point == "placement.started":
+                placement.store.away = True  # the end is not committed
+                (live,) = placement.service.cluster.attempts.values()
+                placement.service.attempts.give_up(live, "n1", AttemptState.LOST, "n1 has been away for 7 s")
+
+        with fail_points.armed(give_up):
+            job_id = await mesh.submit()
+            await until(lambda: placement.service.events.committed(job_id) is not None)
+            assert placement.service.events.committed(job_id).attempt.state == job_pb2.ATTEMPT_STATE_ASSIGNED
+            assert (await mesh.job(job_id)).attempt.state in (0, job_pb2.ATTEMPT_STATE_ASSIGNED)
+        placement.store.away = False
+        await until(lambda: placement.service.events.committed(job_id).attempt.state != job_pb2.ATTEMPT_STATE_ASSIGNED)
