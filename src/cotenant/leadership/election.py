@@ -22,14 +22,13 @@ import asyncio
 import time
 from collections.abc import Iterable
 
-import structlog
-
 from cotenant import fail_points
 from cotenant.leadership.leadership_term import HeldTerm, Leader, leader_of
 from cotenant.leadership.store_cache import RETRY_SECONDS, StoreCache
 from cotenant.store.guarded_store import trust_of
 from cotenant.store.port import Compare, Entry, LeaseLost, Store, StoreUnavailable
 from cotenant.store.revision_offset import is_of_one_process
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

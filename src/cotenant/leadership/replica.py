@@ -15,7 +15,6 @@ from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
 import grpc
-import structlog
 from google.protobuf import descriptor_pool
 
 from cotenant.codec import errors
@@ -34,6 +33,7 @@ from cotenant.rpc.server import Host, Server
 from cotenant.rpc.task_cancellation import cancel_and_wait
 from cotenant.security import audit
 from cotenant.store.port import NotLeader, Store, StoreDistrusted, StoreUnavailable
+from cotenant.telemetry.plain_structlog import structlog
 from cotenant.v1 import process_service_pb2
 
 log = structlog.get_logger()

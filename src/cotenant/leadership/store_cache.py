@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-import structlog
-
 from cotenant.store.port import Change, Entry, Listing, Relisted, Store, StoreUnavailable
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-import structlog
 from google.protobuf.message import DecodeError
 
 from cotenant.codec import errors, request_bytes, request_limits
@@ -32,6 +31,7 @@ from cotenant.security.limits import CallsAtOnce, Limits
 from cotenant.security.metering import Meter, begin
 from cotenant.security.permissions import ROLES, Role, Rule, Scope
 from cotenant.store.port import NotLeader, StoreDistrusted, StoreFull, StoreUnavailable, UnknownOutcome
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

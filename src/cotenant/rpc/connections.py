@@ -38,9 +38,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-import structlog
-
 from cotenant import file_descriptors, telemetry
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from cotenant import telemetry
 from cotenant.security.metering import LONGEST
+from cotenant.telemetry.plain_structlog import structlog
 from cotenant.telemetry.recent_durations import RecentDurations
 from cotenant.v1.condition_pb2 import LoopLag
 

@@ -21,8 +21,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import structlog
 from grpc._cython import cygrpc
+
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

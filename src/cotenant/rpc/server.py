@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cotenant import file_descriptors, name_resolution, telemetry
@@ -28,6 +27,7 @@ from cotenant.security.identity import Anyone, Authenticator, BearerToken
 from cotenant.security.server_security import PLAIN, Security
 from cotenant.security.tls_files import REJECTION_REMEDY
 from cotenant.security.validity import Validity
+from cotenant.telemetry.plain_structlog import structlog
 from cotenant.v1.condition_pb2 import LoopLag
 
 log = structlog.get_logger()

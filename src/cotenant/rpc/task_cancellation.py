@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import structlog
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

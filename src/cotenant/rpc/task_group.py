@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-import structlog
-
 from cotenant.codec.errors import Problem
 from cotenant.rpc.task_cancellation import cancel_and_wait
 from cotenant.store.port import StoreUnavailable
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import structlog
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
@@ -44,6 +43,7 @@ from cotenant.core.model.limits import REQUEST_BYTES_MAX, REQUEST_SPECS_BYTES_MA
 from cotenant.security.identity import Identity, Metadata
 from cotenant.security.limits import TOO_MANY_CALLS, TOO_MANY_CONCURRENT, TOO_MUCH_PROCESSING
 from cotenant.security.permissions import Rule
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

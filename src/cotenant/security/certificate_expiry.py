@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-import structlog
-
 from cotenant import telemetry
 from cotenant.security.grpc_tls import WatchedTlsFiles
 from cotenant.security.validity import Validity
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

@@ -15,9 +15,8 @@ from contextvars import ContextVar
 from types import coroutine
 from typing import Any, TypeVar
 
-import structlog
-
 from cotenant import telemetry
+from cotenant.telemetry.plain_structlog import structlog
 
 T = TypeVar("T")
 

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import structlog
-
 from cotenant.codec import errors
 from cotenant.security.identity import Identity
 from cotenant.security.permissions import Role
 from cotenant.security.subjects import EVERY_TENANT, Subject, tenants_of
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

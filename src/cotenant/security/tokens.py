@@ -19,13 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from cotenant.codec import errors
 from cotenant.security.identity import Identity
 from cotenant.security.permissions import Role
 from cotenant.security.subjects import Subject, tenants_of, tenants_text
 from cotenant.security.validity import Validity
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import structlog
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

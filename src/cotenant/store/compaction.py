@@ -9,13 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-import structlog
-
 from cotenant import fail_points
 from cotenant.core.model.limits import SPEC_BYTES_MAX
 from cotenant.store.ballast import HoldsBallast
 from cotenant.store.capacity import capacity_of
 from cotenant.store.port import Delete, Put, Store, StoreUnavailable
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

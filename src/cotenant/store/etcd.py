@@ -14,7 +14,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-import structlog
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
 from cotenant.security.tls_files import WatchedTlsFiles
@@ -56,6 +55,7 @@ from cotenant.store.port import (
 )
 from cotenant.store.unknown_outcome import unless_outcome_lost
 from cotenant.store.watermark import COMPARES_MAX, OPERATIONS_MAX, Sent, Watermark
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

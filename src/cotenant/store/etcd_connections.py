@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc.aio
-import structlog
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 from grpc import ChannelConnectivity
 
 from cotenant.security.tls_files import Material, WatchedTlsFiles
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc
-import structlog
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
 from cotenant.security.tls_files import WatchedTlsFiles
 from cotenant.store.etcd_connections import channel_options, credentials_of
 from cotenant.store.etcd_members import store_error
 from cotenant.store.port import Lease, LeaseLost, StoreUnavailable
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from cotenant import telemetry
 from cotenant.store import witness_file
 from cotenant.store.eras import ERAS, begun, eras_of, name_of
@@ -51,6 +49,7 @@ from cotenant.store.witness import (
     newest,
     sign,
 )
+from cotenant.telemetry.plain_structlog import structlog
 
 if TYPE_CHECKING:
     from cotenant.store.etcd import EtcdStore

@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-import structlog
-
 from cotenant.store.argument_checks import check_key, check_transaction, check_ttl
 from cotenant.store.keyspace import Draft, HistoryLimit, Keyspace
 from cotenant.store.lease_deadlines import LeaseDeadlines
@@ -26,6 +24,7 @@ from cotenant.store.port import (
     Relisted,
     StoreUnavailable,
 )
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

@@ -24,7 +24,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, cast
 
-import structlog
 from google.protobuf.message import DecodeError
 
 from cotenant.codec.wire_format import tag_of
@@ -44,6 +43,7 @@ from cotenant.store.port import (
 )
 from cotenant.store.revision_offset import OffsetStore
 from cotenant.store.schema import PARTED_VERSION, VERSION, BadRecord
+from cotenant.telemetry.plain_structlog import structlog
 from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()

@@ -23,10 +23,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from cotenant.store.keyspace import Keyspace
 from cotenant.store.port import Changes
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

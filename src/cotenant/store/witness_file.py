@@ -8,9 +8,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-import structlog
-
 from cotenant.store.witness import RememberedStore, newest
+from cotenant.telemetry.plain_structlog import structlog
 
 log = structlog.get_logger()
 

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from cotenant.cli import units, views
 from cotenant.cli.annotations import options, typer
 from cotenant.cli.mesh.settings import ARCHIVE_FILE
-from cotenant.cli.mesh.up import resolve_state_dir
+from cotenant.cli.mesh.state_dir import resolve_state_dir
 from cotenant.cli.name_lookup import phase_of
 from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.cli.render import Column, print_table

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from cotenant.cli import units
 from cotenant.cli.annotations import options, typer
-from cotenant.cli.mesh.up import resolve_state_dir
+from cotenant.cli.mesh.state_dir import resolve_state_dir
 from cotenant.cli.outcome import CommandError, usage_error
 from cotenant.cli.render import Column, print_table
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cotenant.cli import views
 from cotenant.cli.annotations import options, typer
-from cotenant.cli.mesh.up import resolve_state_dir
+from cotenant.cli.mesh.state_dir import resolve_state_dir
 from cotenant.cli.missing_extras import check_extras
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.deferred import asyncio

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cotenant.cli.annotations import options, typer
-from cotenant.cli.mesh.up import resolve_state_dir
+from cotenant.cli.mesh.state_dir import resolve_state_dir
 from cotenant.cli.outcome import CommandError, note, usage_error
 from cotenant.cli.render import Column, print_table
 from cotenant.core.model.refusal import plural

@@ -43,7 +43,7 @@ from cotenant.cli.mesh.settings import (
     with_profile,
 )
 from cotenant.cli.mesh.shared_identity import secret_paths
-from cotenant.cli.mesh.up import resolve_state_dir
+from cotenant.cli.mesh.state_dir import resolve_state_dir
 from cotenant.cli.missing_extras import check_extras
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.profile_names import complete_profiles

@@ -7,10 +7,13 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cotenant.cli.mesh.security_options import SecuritySettings
-from cotenant.cli.mesh.settings import Settings
 from cotenant.cli.outcome import usage_error
+
+if TYPE_CHECKING:
+    from cotenant.cli.mesh.security_options import SecuritySettings
+    from cotenant.cli.mesh.settings import Settings
 
 MARK_FILE = "identity.json"
 OVERRIDE_HINT = (

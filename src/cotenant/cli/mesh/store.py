@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from cotenant.cli import views
 from cotenant.cli.annotations import options, typer
 from cotenant.cli.flags import Flags
+from cotenant.cli.mesh.state_dir import resolve_state_dir
 from cotenant.cli.mesh.store_evidence import StoreEvidence, gather_evidence, url_of
-from cotenant.cli.mesh.up import resolve_state_dir
 from cotenant.cli.outcome import Exit, ExitCode
 from cotenant.cli.render import Column, print_card, print_table
 from cotenant.deferred import asyncio

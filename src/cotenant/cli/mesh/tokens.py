@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from cotenant.cli import units
 from cotenant.cli.annotations import options, typer
 from cotenant.cli.mesh.shared_identity import check_token_for
-from cotenant.cli.mesh.up import resolve_state_dir
+from cotenant.cli.mesh.state_dir import resolve_state_dir
 from cotenant.cli.outcome import CommandError, note, usage_error
 from cotenant.cli.render import Column, print_table
 from cotenant.security.one_user import may_submit

@@ -36,6 +36,7 @@ from cotenant.cli.mesh.settings import (
     with_profile,
 )
 from cotenant.cli.mesh.shared_identity import restrict_submitters, secret_paths
+from cotenant.cli.mesh.state_dir import resolve_state_dir
 from cotenant.cli.missing_extras import check_extras
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.profile_names import complete_profiles
@@ -194,14 +195,6 @@ def up(
     agents = start_agents(settings, addresses[1:])
     mesh = mesh_config(settings, resolve_state_dir(context), read_options(option or ()), security_settings)
     asyncio.run(run(mesh, agents, settings.web_port if settings.web else None, at_terminal=at_terminal))
-
-
-def resolve_state_dir(context: typer.Context) -> Path:
-    """Return the state directory: from the flag, COTENANT_STATE_DIR or the default."""
-    from cotenant.rpc.access import default_state_dir  # avoids an import on --help
-
-    given = context.find_root().params.get("state_dir") or os.environ.get("COTENANT_STATE_DIR")
-    return Path(given).absolute() if given else default_state_dir(os.environ)
 
 
 def start_agents(settings: Settings, metrics: Sequence[tuple[str, int]] = ()) -> AgentProcesses:
