@@ -1,5 +1,7 @@
 """Reports a job's progress to the scheduler: `from cotenant import progress; progress.step(loss=0.3)`.
 
+Or a step for each item of a loop: `for batch in progress(loader):`.
+
 It needs only the standard library, never raises, never blocks, and does nothing outside of Cotenant. Each call takes a
 few microseconds; at most 20 lines a second are sent, and the last line is always sent at exit.
 """
@@ -9,9 +11,19 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import sys
 import time
+from types import ModuleType
 
-__all__ = ["batch", "step"]
+TYPE_CHECKING = False  # as type checkers read it; importing `typing` would take longer than the rest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+__all__ = ["batch", "over", "step"]
 
 VARIABLE = "COTENANT_PROGRESS"
 INTERVAL_SECONDS = 0.05
@@ -85,6 +97,35 @@ def batch(size: int, seconds: float) -> None:
         return  # serving matters more than any error here
 
 
+def over(items: Iterable[T], *, phase: str = "") -> Iterable[T]:
+    """Return an iterable of the same items that reports a step after each; it has the length of `items`, if any.
+
+    It may be iterated again, for each epoch: steps are counted on. `progress(items)` is the same.
+    """
+    return _Over(items, phase)
+
+
+class _Over:
+    def __init__(self, items: Iterable[Any], phase: str) -> None:
+        self._items, self._phase = items, phase
+
+    def __len__(self) -> int:
+        return len(self._items)  # type: ignore[arg-type]  # fails for those without a length, as it should
+
+    def __length_hint__(self) -> int:
+        return len(self) if hasattr(self._items, "__len__") else 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            yield item
+            step(phase=self._phase)
+
+
+class _CallableModule(ModuleType):
+    def __call__(self, items: Iterable[T], *, phase: str = "") -> Iterable[T]:
+        return over(items, phase=phase)
+
+
 def _flush() -> None:
     try:
         _reporter.flush()
@@ -93,3 +134,4 @@ def _flush() -> None:
 
 
 atexit.register(_flush)
+sys.modules[__name__].__class__ = _CallableModule
