@@ -90,6 +90,8 @@ class Board:
                 self._put(await self._kind.read(self._ask))
             except (CotenantError, AccessError, grpc.aio.AioRpcError) as error:
                 log.info("board_failed", error=str(error))
+            except Exception:  # of one row, perhaps: without another try, an open page would never change again
+                log.exception("board_failed")
             await asyncio.sleep(self._kind.every_seconds)
 
     def _put(self, rows: Mapping[str, Row]) -> None:
