@@ -400,6 +400,29 @@ def test_a_running_job_shows_its_output_and_rate_and_is_cancelled(
     mesh.client.wait_for(job_id, Phase.CANCELLED)
 
 
+def test_one_rank_of_a_gang_is_read_and_searched(window: Window, mesh: Mesh) -> None:
+    speaks = ("sh", "-c", "while :; do printf 'rank %s \\033[1m<b>says\\000\\377\\n' $RANK; sleep 0.2; done")
+    job_id = mesh.cli("submit", "--replicas", "2", "--cpus", "1", "--name", "gang", "--", *speaks).out.split()[0]
+    mesh.client.wait_for(job_id, Phase.RUNNING)
+    page = window.open(f"/jobs/{job_id}")
+    page.wait_for_selector("#rank option[value='1']", state="attached")
+    [node] = {one.node_id for one in mesh.client.job(job_id).attempt.allocations}
+    assert page.locator("#rank option").all_inner_texts() == ["all", f"0 · {node}", f"1 · {node}"]
+    for rank in (0, 1):
+        page.wait_for_selector(f"#log >> text=[{rank}]rank {rank} <b>says^@\ufffd")
+    page.select_option("#rank", "1")
+    seen = "document.getElementById('log').innerText"
+    page.wait_for_function(f"() => {seen}.includes('rank 1') && !{seen}.includes('rank 0')")
+    page.keyboard.press("/")
+    page.locator("#find").fill("rank 7")
+    page.wait_for_function("() => document.getElementById('found').innerText.startsWith('0 of ')")
+    page.locator("#find").fill("SAYS")
+    page.wait_for_function(f"() => {seen}.includes('rank 1')")
+    assert window.complaints == []
+    mesh.cli("cancel", job_id)
+    mesh.client.wait_for(job_id, Phase.CANCELLED)
+
+
 def test_the_cluster_shows_who_holds_what(window: Window, jobs: dict[str, str]) -> None:
     page = window.open("/cluster")
     page.wait_for_selector(f".legend a[href='/jobs/{jobs['trains']}']")
@@ -436,6 +459,8 @@ def test_the_queue_shows_the_order_what_decides_it_and_who_holds_up_whom(
     assert "fifo" in page.inner_text("#order")
     assert "resnet50" in page.inner_text("#holders")
     assert "3 of 4 GPUs free; most on one node: 3." in page.inner_text("#free")
+    scores = page.locator(".scroller .q-score").all_inner_texts()
+    assert [re.sub(r"\d\d", "00", score) for score in scores] == 2 * ["submitted 00:00:00"]
     page.keyboard.press("j")
     page.wait_for_function("() => document.activeElement.matches('.row a')")
     window.check("queue")
@@ -524,6 +549,58 @@ def test_predictions_are_judged_by_what_jobs_did(window: Window, http: Http) -> 
     assert page.inner_text("#verdict").startswith("Half of the 200 predictions were off by at most ")
     assert page.locator("#calibration tr").count() == 5
     window.check("predictions")
+
+
+def test_the_lab_tells_what_other_policies_would_do(
+    window: Window, mesh: Mesh, base: str, jobs: dict[str, str]
+) -> None:
+    page = window.open("/")
+    page.keyboard.press("g")
+    page.keyboard.press("l")
+    page.wait_for_url(f"{window.base}/lab")
+    page.wait_for_selector("#choices input")
+    page.wait_for_function("() => document.getElementById('today').innerText.includes('fifo')")
+    assert page.is_hidden("#partial")
+    for kind, name in (("queue", "sjf"), ("placement", "first-fit")):
+        page.locator("#choices input").evaluate_all(
+            "(all, value) => all.find((one) => one.value === value).focus()",
+            json.dumps([kind, name], separators=(",", ":")),
+        )
+        page.keyboard.press("Space")
+    page.click("#run")
+    page.wait_for_selector("#result:not([hidden])")
+    page.wait_for_selector("#waiting canvas")
+    assert page.locator("#figures th").all_inner_texts()[0].startswith("in use now")
+    assert page.locator("#figures tr").count() == 3
+    assert "the run time of" not in page.inner_text("#notes")
+    assert page.is_visible("#tenants a[href='/tenants/default']")
+    window.check("lab")
+    page.click("#run")
+    until(lambda: _simulations(), "the process of a simulation")[0].kill()
+    page.wait_for_function("() => document.getElementById('state').innerText.includes('was killed by SIGKILL')")
+    page.click("#run")
+    until(lambda: _simulations(), "the process of another")
+    page.click("#stop")
+    page.wait_for_function("() => document.getElementById('state').innerText === 'Stopped.'")
+    page.click("#run")
+    until(lambda: _simulations(), "the process of the last")
+    page.goto(f"{window.base}/queue")
+    until(lambda: not _simulations(), "the end of what a closed page wanted")
+
+
+def test_the_lab_simulates_only_what_a_token_may_see(mesh: Mesh, base: str, jobs: dict[str, str]) -> None:
+    made = mesh.cli("tokens", "create", "--role", "viewer", "--name", "lea", "--tenant", "other").out.split()
+    lea = _logged_in(base, made[-1])
+    [found] = [row["rows"][0] for row in _first_rows(lea, "/events/lab", "board") if row["id"] == "jobs"]
+    assert (found["seen"], found["hidden"] >= 2) == (0, True)
+
+
+def _simulations() -> list[Any]:
+    """Return the processes of the policy lab."""
+    import psutil
+
+    module = "cotenant.web.lab_process"
+    return [one for one in psutil.process_iter(["cmdline"]) if module in (one.info["cmdline"] or ())]
 
 
 def _judged(number: int) -> Job:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,12 @@ from cotenant.web.actions import ACTIONS, WORDS, read_wanted, try_requests
 from cotenant.web.boards import Board
 from cotenant.web.changes import Changes
 from cotenant.web.guards import Guards
+from cotenant.web.lab import EventStream, Lab, read_choices
 from cotenant.web.log_tail import LogTail
 from cotenant.web.principal import Principal, Principals
 from cotenant.web.rows import Row, inert_values, to_json
 from cotenant.web.sessions import LIFE_SECONDS, Session, Sessions, new_token, same
-from cotenant.web.streams import ENDED, RETRY, event, follow
+from cotenant.web.streams import COMMENT, ENDED, RETRY, event, follow
 
 HERE = Path(__file__).parent
 FORECASTS_MAX = 60  # per request
@@ -48,6 +49,7 @@ PLAIN = (
     "tenants",
     "predictions",
     "incidents",
+    "lab",
     "mesh",
 )  # pages that their streams fill
 GONE = {"error": "your session has ended; log in again"}
@@ -85,6 +87,7 @@ class Dashboard:
         self.site = site
         self.sessions = Sessions(site.clock)
         self.principals = Principals(site.access_of, self.sessions.end_all_of)
+        self.lab = Lab()
         self.templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined
         )
@@ -306,6 +309,22 @@ class Dashboard:
         job_id = request.path_params["job_id"]
         return _json(await visit.principal.call(lambda mesh: try_requests(mesh, job_id, wanted)))
 
+    async def simulate(self, request: Request, visit: Visit) -> Response:
+        """Simulate today's jobs under other policies: a stream that ends with the result. Closing it stops the run."""
+        choices = read_choices(await request.body())
+        token = visit.session.api_token
+        runs = self.lab.run(visit.principal, lambda: self.site.access_of(token), choices)
+
+        async def events() -> AsyncGenerator[str]:
+            async with contextlib.aclosing(runs):
+                async for one in runs:
+                    if not self.is_alive(visit):
+                        yield ENDED
+                        return
+                    yield event(one.name, one.data) if one.name else COMMENT
+
+        return EventStream(events(), media_type=STREAM)
+
     async def act(self, request: Request, visit: Visit) -> Response:
         """Cancel, suspend or resume a job."""
         job_id, name = request.path_params["job_id"], request.path_params["action"]
@@ -377,22 +396,21 @@ def application(site: Site) -> ASGIApp:
         Route("/", guarded(board.plain("jobs"))),
         Route("/login", board.login, methods=["GET", "POST"]),
         Route("/logout", guarded(board.logout), methods=["POST"]),
-        *(
-            Route(f"/{name}", guarded(board.plain(name)))
-            for name in ("queue", "cluster", "tenants", "predictions", "incidents", "mesh")
-        ),
+        *(Route(f"/{name}", guarded(board.plain(name))) for name in PLAIN),
         Route("/tenants/{tenant}", guarded(board.tenant)),
         Route("/jobs/{job_id}", guarded(board.job)),
         Route("/jobs/{job_id}/{action}", guarded(board.act), methods=["POST"]),
         Route("/api/forecasts", guarded(board.forecasts)),
         Route("/api/places", guarded(board.places)),
         Route("/api/usage", guarded(board.usage)),
+        Route("/api/lab", guarded(board.simulate), methods=["POST"]),
         Route("/api/jobs/{job_id}/whatif", guarded(board.what_if), methods=["POST"]),
         Route("/events/jobs", guarded(board.tables(lambda one: {"jobs": one.jobs}))),
         Route("/events/queue", guarded(board.board("queue", lambda one: {"jobs": one.jobs}))),
         Route("/events/tenants", guarded(board.board("tenants"))),
         Route("/events/predictions", guarded(board.board("predictions"))),
         Route("/events/incidents", guarded(board.board("incidents", lambda one: {"jobs": one.jobs}))),
+        Route("/events/lab", guarded(board.board("lab"))),
         Route("/events/cluster", guarded(board.tables(lambda one: {"nodes": one.nodes}))),
         Route("/events/mesh", guarded(board.tables(lambda _: {}))),
         Route("/events/jobs/{job_id}", guarded(board.job_events)),

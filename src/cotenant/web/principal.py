@@ -36,11 +36,11 @@ from cotenant.v1.job_service_pb2 import (
     WatchJobsRequest,
 )
 from cotenant.v1.node_service_pb2 import Node
-from cotenant.web import incident_board, prediction_board, queue_board, tenant_board
+from cotenant.web import incident_board, lab_board, prediction_board, queue_board, tenant_board
 from cotenant.web.boards import Board, BoardKind
 from cotenant.web.changes import Changes
 from cotenant.web.node_fit import node_fits, scheduler_words
-from cotenant.web.rows import Row, capacity, held, job_row, node_row, sample, to_json
+from cotenant.web.rows import Row, capacity, held, job_row, node_row, ranks, sample, to_json
 
 T = TypeVar("T")
 log = telemetry.logger()
@@ -57,6 +57,7 @@ FORECASTS_AT_ONCE = 4
 BOARDS: Mapping[str, BoardKind] = {  # by page
     "queue": queue_board.KIND, "tenants": tenant_board.KIND,
     "incidents": incident_board.KIND, "predictions": prediction_board.KIND,
+    "lab": lab_board.KIND,
 }  # fmt: skip
 
 MeshOf = Callable[[Callable[[str], None]], Mesh]
@@ -239,6 +240,7 @@ class Principal:
             for one in answer.estimate.candidates
             if one.rate_per_second and one.allocation.cores
         ]
+        view["ranks"] = ranks(answer.job)
         view["read_at"] = time.time()
         return view
 

@@ -21,7 +21,7 @@ SECONDS = 5.0
 
 async def read(ask: Ask) -> Mapping[str, Row]:
     """Return the queues, the tenants' shares and what is free."""
-    queues, shares, pieces_free = await asyncio.gather(part(ask(_queues)), part(ask(_shares)), part(ask(free)))
+    queues, shares, pieces_free = await asyncio.gather(part(ask(queue_rows)), part(ask(_shares)), part(ask(free)))
     found = {"queues": queues, "shares": shares, "free": pieces_free}
     return {name: {"rows": one.rows, "trouble": one.trouble} for name, one in found.items()}
 
@@ -36,7 +36,8 @@ def place_of(answer: ExplainJobResponse, now: float) -> Row:
     return {name: view[name] for name in (*names, "ending")}
 
 
-async def _queues(mesh: Mesh) -> list[Row]:
+async def queue_rows(mesh: Mesh) -> list[Row]:
+    """Return the queues with their policies and rules, and how many jobs wait and run."""
     answer = await mesh.tenants.ListQueues(ListQueuesRequest())
     return [
         {

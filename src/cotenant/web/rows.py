@@ -96,6 +96,13 @@ def _held(job: Job, allocation: NodeAllocation) -> Row:
     }
 
 
+def ranks(job: Job) -> list[Row]:
+    """Return the replicas of a job's last attempt, by rank, with the role and the node of each."""
+    found = [(task.rank, task.role, part.node_id) for part in job.attempt.allocations for task in part.tasks]
+    several = len({role for _, role, _ in found}) > 1
+    return [{"rank": rank, "role": role if several else "", "node": node} for rank, role, node in sorted(found)]
+
+
 def node_row(node: Node, jobs: Iterable[Row]) -> Row:
     """Return a node for the picture of the cluster, with what jobs hold of it."""
     inventory = node.inventory

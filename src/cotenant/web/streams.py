@@ -13,6 +13,7 @@ QUIET_SECONDS = 10.0  # then a comment, so that a lost connection is noticed
 FLUSH_SECONDS = 0.2  # changes within this time are one event
 ROWS_PER_EVENT = 1_000
 RETRY = "retry: 1000\n\n"
+COMMENT = ": quiet\n\n"
 ENDED = "event: session\ndata: {}\n\n"
 
 
@@ -64,7 +65,7 @@ async def follow(tables: Mapping[str, Changes], seen: str, is_alive: Callable[[]
         await _any_change(tables, at)
         if time.monotonic() - sent >= QUIET_SECONDS:
             sent = time.monotonic()
-            yield ": quiet\n\n"
+            yield COMMENT
         await asyncio.sleep(FLUSH_SECONDS)
     yield ENDED
 

@@ -26,6 +26,14 @@ def told(*arguments: object) -> Any:
     return json.loads(result.stdout)
 
 
+def test_a_run_in_this_process_tells_which_share_of_its_jobs_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.simulator.run.WATCH_SECONDS", 0.0)
+    shares: list[float] = []
+    compare(arms_of(["fifo"], (), SHARED), share=shares.append)
+    assert len(shares) > 2
+    assert (shares, 0 <= shares[0] < 0.5 < shares[-1] <= 1) == (sorted(shares), True)
+
+
 def test_an_arm_differs_in_what_it_says() -> None:
     (plain, backfill, ours) = arms_of(
         ["las", "fifo:mode=strict"],

@@ -18,7 +18,7 @@ from cotenant.web.guards import HEADERS
 from cotenant.web.sessions import IDLE_SECONDS
 
 TOKEN = "the-mesh-token"
-PAGES = ("/", "/queue", "/cluster", "/tenants", "/predictions", "/incidents", "/mesh")
+PAGES = ("/", "/queue", "/cluster", "/tenants", "/predictions", "/incidents", "/lab", "/mesh")
 
 
 class Clock:
@@ -73,7 +73,9 @@ async def test_a_link_logs_in_once_and_its_token_leaves_the_url(browser: Browser
     assert "has been used" in again.body
 
 
-STREAMS = [f"/events/{name}" for name in ("jobs", "queue", "cluster", "tenants", "predictions", "incidents", "mesh")]
+STREAMS = [
+    f"/events/{name}" for name in ("jobs", "queue", "cluster", "tenants", "predictions", "incidents", "lab", "mesh")
+]
 ANSWERS = ["/api/forecasts?ids=x", "/api/places?ids=x", "/api/usage"]
 
 
@@ -123,6 +125,16 @@ async def test_an_action_needs_the_cookie_the_form_token_and_this_origin(browser
     assert (await browser.get(action)).status == 405
     passed = await browser.post(action, {"csrf": csrf}, origin="null", sec_fetch_site="same-origin")
     assert (passed.status, "does not answer" in passed.body) == (503, True)
+
+
+async def test_a_simulation_needs_the_form_token_and_policies(browser: Browser, tmp_path: Path) -> None:
+    assert (await browser.post("/api/lab", {})).status == 401
+    await log_in(browser, tmp_path)
+    csrf = csrf_of(await browser.get("/lab"))
+    assert (await browser.post("/api/lab", {})).status == 403
+    assert (await browser.get("/api/lab")).status == 405
+    refused = await browser.post("/api/lab", {}, x_csrf_token=csrf)
+    assert (refused.status, "policies: must be a list of 1 to 4" in refused.body) == (400, True)
 
 
 async def test_a_session_that_ran_out_says_so(browser: Browser, tmp_path: Path, clock: Clock) -> None:

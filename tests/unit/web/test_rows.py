@@ -20,7 +20,7 @@ from cotenant.v1.resources_pb2 import (
 )
 from cotenant.web.actions import changed, read_wanted
 from cotenant.web.node_fit import node_fits
-from cotenant.web.rows import held, job_row, node_row, to_json
+from cotenant.web.rows import held, job_row, node_row, ranks, to_json
 
 TWO_GPUS = JobSpec(name="j", roles=[Role(replicas=2, resources=ResourceRequest(gpu_milli=2000, cores=4))])
 
@@ -44,6 +44,19 @@ def test_a_row_says_where_a_job_runs_why_it_waits_or_how_it_ended() -> None:
     assert job_row(running)["why"] == "n0, n1, n2 and 2 more"
     failed = Job(id="a", phase=JobPhase.JOB_PHASE_FAILED, phase_reason="rank 0 ended with status 3")
     assert job_row(failed)["why"] == "rank 0 ended with status 3"
+
+
+def test_ranks_are_those_of_the_attempt_with_their_roles_if_there_are_several() -> None:
+    def attempt(*roles: str) -> Attempt:
+        tasks = [TaskAllocation(rank=rank, role=role) for rank, role in enumerate(roles)]
+        parts = [NodeAllocation(node_id="b", tasks=tasks[1:]), NodeAllocation(node_id="a", tasks=tasks[:1])]
+        return Attempt(allocations=parts)
+
+    assert ranks(Job(attempt=attempt("worker", "worker"))) == [
+        {"rank": 0, "role": "", "node": "a"}, {"rank": 1, "role": "", "node": "b"},
+    ]  # fmt: skip
+    assert [one["role"] for one in ranks(Job(attempt=attempt("ps", "worker")))] == ["ps", "worker"]
+    assert ranks(Job()) == []
 
 
 def test_a_node_is_shown_by_numa_node_with_what_its_jobs_hold() -> None:

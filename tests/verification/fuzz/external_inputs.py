@@ -51,6 +51,7 @@ from cotenant.store.port import Change, Changes, StoreUnavailable
 from cotenant.v1.job_pb2 import JobSpec
 from cotenant.v1.process_service_pb2 import GetProcessResponse
 from cotenant.web.actions import changed, read_wanted
+from cotenant.web.lab import read_choices
 from cotenant.web.log_tail import LogTail
 from cotenant.web.rows import to_json
 from cotenant.web.streams import positions
@@ -261,9 +262,16 @@ def _dashboard(directory: Path) -> Prepared:
         spec = JobSpec()
         spec.roles.add()
         changed(spec, read_wanted(data))
+        read_choices(data)
 
     return Prepared(
-        run, (b'{"gpus": 2, "cores": 3, "priority": -1}', b"jobs=a1-7,meta=b2-9", b"\x1b[31mred\r\n|\xc2\x9b")
+        run,
+        (
+            b'{"gpus": 2, "cores": 3, "priority": -1}',
+            b'{"policies": [["queue", "las"], ["profile", "full"]]}',
+            b"jobs=a1-7,meta=b2-9",
+            b"\x1b[31mred\r\n|\xc2\x9b",
+        ),
     )
 
 

@@ -87,6 +87,7 @@ EXCUSED = {
     "src/cotenant/web/__main__.py:main": "its argument is written only by `up` and `serve`",
     "src/cotenant/web/__main__.py:_serve": "takes over a listening socket; uvicorn reads from it",
     "src/cotenant/web/__main__.py:_end_with_parent.<locals>.read": "detects the end of its input, ignores the rest",
+    "src/cotenant/web/lab_process.py:main": "its request is written only by the dashboard, which started it",
     "src/cotenant/cli/mesh/readiness.py:notify_ready": "sends, receives nothing",
     "src/cotenant/file_descriptors.py:Spare.refill": OF_DEV_NULL,
     "src/cotenant/rpc/connections.py:Connections.run": OF_DEV_NULL,

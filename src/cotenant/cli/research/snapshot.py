@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -97,23 +97,27 @@ def snapshot(
     note(f"simulate it: cotenant simulate --from-snapshot {path}")
 
 
-async def read_snapshot(mesh: Mesh) -> snapshots.Snapshot:
-    """Return a snapshot. Jobs are read before nodes, so that every node in use is included."""
+def jobs_filter() -> JobFilter:
+    """Return the filter for the jobs of a snapshot: those that wait or hold resources."""
+    return JobFilter(phases=[specs.PHASES.to_wire(phase) for phase in PHASES])
+
+
+async def read_snapshot(mesh: Mesh, tell: Callable[[str], None] = note) -> snapshots.Snapshot:
+    """Return a snapshot; `tell` receives what it leaves out. Jobs are read before nodes: it has each node in use."""
     from cotenant.codec.tenants import tenant_of
     from cotenant.simulator import snapshots
 
     now = time.time()
-    wanted = JobFilter(phases=[specs.PHASES.to_wire(phase) for phase in PHASES])
     found = sorted(
-        [job async for job in all_jobs(mesh, wanted, view=JOB_VIEW_FULL)],
+        [job async for job in all_jobs(mesh, jobs_filter(), view=JOB_VIEW_FULL)],
         key=lambda job: job.create_time.ToNanoseconds(),
     )
     jobs = [job for job in found if job.refusal.code not in OMITTED]
     for code, what in OMITTED.items():
         if omitted := sum(job.refusal.code == code for job in found):
-            note(f"omitted jobs that {what}: {omitted:,}")
+            tell(f"omitted jobs that {what}: {omitted:,}")
     if held := sum(job.refusal.code == Code.ARRAY_LIMIT for job in jobs):
-        note(f"jobs at their array's limit, which simulations ignore: {held:,}")
+        tell(f"jobs at their array's limit, which simulations ignore: {held:,}")
     nodes = [node async for node in all_nodes(mesh)]
     estimates = [estimate async for estimate in _estimates(mesh, jobs)]
     tenants = [tenant_of(tenant) async for tenant in all_tenants(mesh)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from cotenant.plugins import UnknownPolicy
 from cotenant.simulator.clusters.cluster import BadCluster
 from cotenant.simulator.comparison.arms import ComparedArm
 from cotenant.simulator.comparison.time_series import Sampler, TimeSeries
+from cotenant.simulator.engine import Simulation
 from cotenant.simulator.policy_set import PolicyFailed
 from cotenant.simulator.process_pool import Stopped, WorkerDied, workers
 from cotenant.simulator.results import Result
@@ -28,6 +29,7 @@ from cotenant.simulator.traces import BadTrace, Trace, load
 DRAWN_JOBS_MAX = 300  # with more, a chart of which job ran where shows nothing
 
 Progress = Callable[[int, int], None]
+Share = Callable[[float], None]
 
 
 class ArmFailed(Exception):
@@ -90,15 +92,19 @@ def run_arms(
     drawn: bool = False,
     stopped: Stopped = lambda: False,
     progress: Progress = lambda done, of: None,
+    share: Share = lambda finished: None,
 ) -> Runs:
     """Run every arm with this many seeds, starting from its scenario's. `drawn`: keep what plots need.
+
+    `share` is called while runs are in this process, with the share of the run's jobs that have finished.
 
     Raises:
         ArmFailed: an arm cannot be run, or a policy failed. Other arms are not awaited.
     """
     tasks = deque(_Task(number, arm.scenario, True, drawn) for number, arm in enumerate(arms))
     ran: dict[tuple[int, int], ArmRun] = {}
-    with workers(_run, processes, stopped) as answers:
+    work = partial(_run, share=share) if processes == 1 else _run
+    with workers(work, processes, stopped) as answers:
         of = len(tasks)
         for task, answer in answers(tasks):
             if isinstance(answer, WorkerDied):
@@ -123,13 +129,19 @@ def _more(task: _Task, seeds: int) -> Iterator[_Task]:
         yield replace(task, scenario=replace(task.scenario, seed=first + extra), first=False, drawn=False)
 
 
-def _run(task: _Task, stopped: Stopped) -> ArmRun | _Failure | None:
+def _run(task: _Task, stopped: Stopped, share: Share = lambda finished: None) -> ArmRun | _Failure | None:
     """Run a task; None if stopped."""
     scenario = task.scenario
+
+    def watch(simulation: Simulation) -> bool:
+        share(simulation.finished / len(simulation.trace))
+        return not stopped()
+
     try:
         trace = trace_of(scenario)
-        sampler = Sampler(bars=len(trace) <= DRAWN_JOBS_MAX) if task.drawn else None
-        result = scenario.run(trace=trace, recorder=sampler, watch=lambda _: not stopped())
+        since = trace.snapshot_state.now_seconds if trace.snapshot_state else 0.0
+        sampler = Sampler(bars=len(trace) <= DRAWN_JOBS_MAX, since_seconds=since) if task.drawn else None
+        result = scenario.run(trace=trace, recorder=sampler, watch=watch)
     except PolicyFailed as error:
         return _Failure(str(error), input_at_fault=False)
     except (BadTrace, BadCluster, UnknownPolicy, BadOption) as error:

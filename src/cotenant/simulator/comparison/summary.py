@@ -12,7 +12,7 @@ from typing import Any
 from cotenant.simulator.clusters.cluster_argument import parse_cluster
 from cotenant.simulator.comparison.arms import ComparedArm
 from cotenant.simulator.comparison.bounds import Work, avg_jct_seconds_min, gpus_only, pooled
-from cotenant.simulator.comparison.runner import ArmRun, Progress, Runs, run_arms, trace_of
+from cotenant.simulator.comparison.runner import ArmRun, Progress, Runs, Share, run_arms, trace_of
 from cotenant.simulator.overlays import parse_overlays
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.process_pool import Stopped
@@ -159,16 +159,20 @@ def compare(
     drawn: bool = False,
     stopped: Stopped = lambda: False,
     progress: Progress = lambda done, of: None,
+    share: Share = lambda finished: None,
 ) -> Comparison:
     """Run arms on one trace and one cluster, each with this many seeds, and compare them with the first.
 
-    `drawn`: keep what plots need. `stopped` is polled; what has finished by then is compared.
+    `drawn`: keep what plots need. `stopped` is polled; what has finished by then is compared. `share` is called with
+    the share of the present run that is done, if there is one process.
 
     Raises:
         ArmFailed: an arm cannot be run, or a policy failed.
     """
     began = time.perf_counter()
-    runs = run_arms(arms, seeds=seeds, processes=processes, drawn=drawn, stopped=stopped, progress=progress)
+    runs = run_arms(
+        arms, seeds=seeds, processes=processes, drawn=drawn, stopped=stopped, progress=progress, share=share
+    )
     bound, why_not = _bound(runs) if runs.complete else (None, "")
     first = arms[0].scenario.seed
     notes = (*_notes(runs), *([f"no lower bound: {why_not}"] if why_not else []))

@@ -28,18 +28,33 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class TimeSeries:
-    """Means over spans of equal length, from 0: held GPUs and cores, and waiting jobs."""
+    """Means over spans of equal length, from `since_seconds` on: held GPUs and cores, and waiting jobs."""
 
     span_seconds: float
     gpus: Floats
     cores: Floats
     waiting: Floats
     bars: tuple[Bar, ...] = ()
+    since_seconds: float = 0.0
+
+
+def merged(values: Floats, span_seconds: float, most: int) -> tuple[Floats, float]:
+    """Return the means over longer spans, at most so many, and the length of these spans.
+
+    >>> values, span_seconds = merged(np.array([1.0, 3.0, 4.0]), 10.0, 2)
+    >>> values.tolist(), span_seconds
+    ([2.0, 4.0], 20.0)
+    """
+    while len(values) > most:
+        odd = values[len(values) - len(values) % 2 :]
+        values = np.append(values[: len(values) // 2 * 2].reshape(-1, 2).mean(axis=1), odd)
+        span_seconds *= 2
+    return values, span_seconds
 
 
 @dataclass(slots=True)
 class Sampler:
-    """A recorder that keeps sums over spans of time; if there are too many it merges pairs.
+    """A recorder that keeps sums over spans of time; if there are too many it merges pairs. It begins at a moment.
 
     >>> sampler = Sampler(bars=False)
     >>> sampler.record(Event(0.0, Kind.SUBMITTED, "a"))
@@ -50,7 +65,8 @@ class Sampler:
     """
 
     bars: bool = True
-    _now: float = 0.0
+    since_seconds: float = 0.0
+    _now: float = 0.0  # since then
     _span_seconds: float = 1.0
     _level: Floats = field(default_factory=lambda: np.zeros(3))
     _sums: Floats = field(default_factory=lambda: np.zeros((POINTS_MAX, 3)))
@@ -59,8 +75,8 @@ class Sampler:
 
     def record(self, event: Event) -> None:
         """Add an event."""
-        if event.at_seconds > self._now:
-            self._pass(event.at_seconds)
+        if (now := event.at_seconds - self.since_seconds) > self._now:
+            self._pass(now)
         if event.kind is Kind.SUBMITTED:
             self._level[2] += 1
         elif event.kind is Kind.STARTED:
@@ -111,7 +127,8 @@ class Sampler:
         if whole:
             spans[-1] = self._now - (whole - 1) * self._span_seconds
         means = self._sums[:whole] / spans[:, None]
-        return TimeSeries(self._span_seconds, means[:, 0], means[:, 1], means[:, 2], tuple(self._bars))
+        gpus, cores, waiting = means.T
+        return TimeSeries(self._span_seconds, gpus, cores, waiting, tuple(self._bars), self.since_seconds)
 
 
 def _held(event: Event, sign: int) -> Floats:

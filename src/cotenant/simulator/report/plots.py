@@ -17,7 +17,7 @@ from matplotlib.transforms import Affine2D
 from cotenant.core.model.job_table import Floats
 from cotenant.simulator.comparison.runner import JobColumns
 from cotenant.simulator.comparison.summary import Comparison
-from cotenant.simulator.comparison.time_series import TimeSeries
+from cotenant.simulator.comparison.time_series import TimeSeries, merged
 from cotenant.simulator.report.style import FAINT, INK, MUTED, PAPER, WAITS, color, dashes, log_times, span_of
 
 WIDTH = 10.5  # inches
@@ -178,7 +178,8 @@ def over_time(arms: Sequence[Drawn], gpus: int, cores: int) -> Plot:
     if cores and any(arm.series.cores.any() for arm in arms):
         columns.append(("cores held (%)", lambda series: series.cores / cores * 100, 100.0))
     columns.append(("jobs waiting", lambda series: series.waiting, None))
-    end = max((arm.series.span_seconds * len(arm.series.gpus) for arm in arms), default=1.0)
+    begin = min((arm.series.since_seconds for arm in arms), default=0.0)
+    end = begin + max((arm.series.span_seconds * len(arm.series.gpus) for arm in arms), default=1.0)
     unit, name = span_of(end)
     figure = Figure(figsize=(WIDTH, 0.95 * len(arms) + 0.7), layout="constrained")
     grid = figure.subplots(len(arms), len(columns), sharex=True, sharey="col", squeeze=False)
@@ -186,9 +187,9 @@ def over_time(arms: Sequence[Drawn], gpus: int, cores: int) -> Plot:
         for place, (title, take, most) in enumerate(columns):
             axes = grid[row][place]
             times, values = _steps(take(arm.series), arm.series.span_seconds)
-            axes.fill_between(times / unit, values, step="post", color=arm.color, linewidth=0)
+            axes.fill_between((begin + times) / unit, values, step="post", color=arm.color, linewidth=0)
             axes.set_ylim(0, most)
-            axes.set_xlim(0, end / unit)
+            axes.set_xlim(begin / unit, end / unit)
             axes.grid(axis="y")
             if row == 0:
                 axes.set_title(title, fontsize=9)
@@ -203,12 +204,7 @@ def over_time(arms: Sequence[Drawn], gpus: int, cores: int) -> Plot:
 
 def _steps(values: Floats, span_seconds: float) -> tuple[Floats, Floats]:
     """Average neighbors until few enough are left; returns the starts and the end of the spans, and their values."""
-    while len(values) > STEPS_MAX:
-        odd = values[len(values) - len(values) % 2 :]
-        values, span_seconds = (
-            np.append(values[: len(values) // 2 * 2].reshape(-1, 2).mean(axis=1), odd),
-            2 * span_seconds,
-        )
+    values, span_seconds = merged(values, span_seconds, STEPS_MAX)
     times: Floats = np.arange(len(values) + 1, dtype=np.float64) * span_seconds
     return times, np.append(values, values[-1:] if len(values) else [0.0])
 

@@ -1,5 +1,5 @@
 // One job: why, until when, what it does, and what could be otherwise.
-import { $, ask, duration, el, expected, follow, now, plural, say, sessionEnded, short } from "./page.js";
+import { $, ask, duration, el, expected, follow, now, onKey, plural, say, sessionEnded, short } from "./page.js";
 import uPlot from "./vendor/uplot.js";
 
 const root = $("job"), id = root.dataset.id, base = encodeURIComponent(id);
@@ -10,7 +10,7 @@ let view = null;
 // What is told --------------------------------------------------------------------------------------------------------
 
 function show(next) {
-  const first = view === null, attempt = view?.job.attempt?.number;
+  const first = view === null;
   view = next;
   const job = view.job;
   $("phase").dataset.phase = job.phase;
@@ -26,7 +26,7 @@ function show(next) {
   showAhead();
   showCurve();
   if (first) prepareWhatIf(job);
-  if (first || (job.attempt?.number !== attempt)) showRanks(job);
+  showRanks();
   if (job.attempt && (job.attempt.number !== logAttempt)) openLog();
   $("log-card").hidden = !job.attempt;
 }
@@ -166,15 +166,36 @@ const LINES_MAX = 3000;
 let source = null, logAttempt = 0, fresh = false;
 const log = $("log"), begun = el("div", {}), gang = () => (view?.job.replicas || 1) > 1 && !$("rank").value;
 
-function showRanks(job) {
-  const number = job.replicas || 1;
-  $("rank-label").hidden = number < 2;
-  if ($("rank").options.length === number + 1 || number < 2) return;
-  $("rank").replaceChildren(el("option", { value: "" }, "all"), ...Array.from({ length: Math.min(number, 1024) }, (_, rank) => el("option", { value: String(rank) }, String(rank))));
+/** Offer the ranks of the present attempt; one that it does not have is no longer chosen. */
+function showRanks() {
+  const found = view.ranks, key = JSON.stringify(found), chosen = $("rank").value;
+  $("rank-label").hidden = found.length < 2;
+  if ($("rank").dataset.key === key) return;
+  $("rank").dataset.key = key;
+  $("rank").replaceChildren(el("option", { value: "" }, "all"), ...found.map((one) => el("option", { value: String(one.rank) }, [String(one.rank), one.role, one.node].filter(Boolean).join(" · "))));
+  $("rank").value = found.some((one) => String(one.rank) === chosen) ? chosen : "";
 }
 
+const wanted = () => $("find").value.trim().toLowerCase();
+
 function line(rank, text) {
-  return el("div", {}, gang() ? el("span", { class: "rank" }, `[${rank}]`) : "", text || " ");
+  const found = el("div", {}, gang() ? el("span", { class: "rank" }, `[${rank}]`) : "", text || " ");
+  found.hidden = !matches(found);
+  return found;
+}
+
+const matches = (row) => !wanted() || row.textContent.toLowerCase().includes(wanted());
+
+/** Show the lines that have the words of the filter; those that come later too. */
+function showMatching() {
+  for (const row of log.querySelectorAll(":scope > div:not(.mark), :scope > div > div")) if (row !== begun) row.hidden = !matches(row);
+  showFound();
+}
+
+function showFound() {
+  const rows = wanted() ? [...log.querySelectorAll("div")].filter((row) => row !== begun) : [];
+  say($("found"), wanted() ? `${rows.filter((row) => !row.hidden).length.toLocaleString("en")} of ${plural(rows.length, "line")}` : "");
+  if ($("stick").checked) log.scrollTop = log.scrollHeight;
 }
 
 function openLog() {
@@ -206,8 +227,10 @@ function add(batch) {
   begun.replaceChildren(...batch.begun.map(([rank, text]) => line(rank, text)));
   log.append(begun);
   while (log.childElementCount > LINES_MAX) log.firstElementChild.remove();
-  if ($("stick").checked) log.scrollTop = log.scrollHeight;
+  showFound();
 }
+$("find").addEventListener("input", showMatching);
+onKey("/", () => $("find").focus());
 $("rank").addEventListener("change", () => { if (view?.job.attempt) openLog(); });
 $("stick").addEventListener("change", () => { if ($("stick").checked) log.scrollTop = log.scrollHeight; });
 document.addEventListener("visibilitychange", () => {

@@ -27,8 +27,8 @@ export function duration(seconds) {
   const s = Math.max(0, Math.round(seconds));
   if (s < 60) return `${s} s`;
   if (s < 3600) return s < 600 && s % 60 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${Math.round(s / 60)} min`;
-  if (s < 86400) return Math.floor((s % 3600) / 60) ? `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min` : `${s / 3600} h`;
-  return Math.floor((s % 86400) / 3600) ? `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h` : `${s / 86400} d`;
+  if (s < 86400) return Math.floor((s % 3600) / 60) ? `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min` : `${Math.floor(s / 3600)} h`;
+  return Math.floor((s % 86400) / 3600) ? `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h` : `${Math.floor(s / 86400)} d`;
 }
 
 export const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
@@ -184,7 +184,7 @@ addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !event.target.value) event.target.blur();
     return;
   }
-  const pages = { j: "/", q: "/queue", c: "/cluster", t: "/tenants", p: "/predictions", i: "/incidents", m: "/mesh" };
+  const pages = { j: "/", q: "/queue", c: "/cluster", t: "/tenants", p: "/predictions", i: "/incidents", l: "/lab", m: "/mesh" };
   if (before === "g" && pages[event.key]) { before = ""; location.href = pages[event.key]; return; }
   before = event.key;
   if (event.key === "?") $("help").showModal();

@@ -2,6 +2,7 @@
 import { $, bar, copyLine, duration, el, expected, follow, gap, jobLink, now, percent, plural, say, short } from "./page.js";
 import { answers, virtualRows } from "./rows.js";
 
+const DATES_BEGIN = 1e9, DATES_END = 1e10; // of scores that are moments
 const ALL_MAX = 60, NAMED_MAX = 8; // up to so many waiting jobs are all asked for
 const jobs = new Map(), board = new Map();
 const places = answers("/api/places", () => later());
@@ -140,6 +141,14 @@ function makeRow() {
   return { ...cells, link, id, root: el("div", { role: "row", class: "row" }, place, cell("c-name", link, id), ...Object.values(rest)) };
 }
 
+/** Return a score as its policy means it: some order by moments, which are unix times. */
+function score(job, place) {
+  const at = place.score, moment = new Date(1000 * at);
+  if (at < DATES_BEGIN || at > DATES_END) return String(Number(at.toPrecision(10)));
+  const time = now() - at < 86400 && at - now() < 86400 ? moment.toLocaleTimeString("en-GB") : moment.toLocaleDateString("en-CA");
+  return `${Math.abs(at - job.made) < 1 ? "submitted" : at > now() ? "by" : "since"} ${time}`;
+}
+
 function heldUpBy(place) {
   const by = place.ending?.length ? place.ending : place.ahead || [], count = place.ending?.length ? place.forecast?.ending_count || by.length : place.ahead_count || by.length;
   if (!by.length) return [];
@@ -159,7 +168,7 @@ function fill(row, job, changed) {
   }
   say(row.place, place.position ? String(place.position) : place.read_at ? "–" : "…");
   row.place.title = place.position ? "" : place.read_at ? "It is not in the order now: it waits for something else." : "asked for";
-  say(row.score, place.position ? `${place.level ? `${place.level}: ` : ""}${Number(place.score.toPrecision(10))}` : "");
+  say(row.score, place.position ? `${place.level ? `${place.level}: ` : ""}${score(job, place)}` : "");
   row.score.title = place.position ? `Level ${place.level}, score ${place.score} by ${place.queue_policy}; lower runs first.` : "";
   const by = heldUpBy(place), key = JSON.stringify([place.ending, place.ahead, place.ahead_count]);
   if (row.by.dataset.key !== key) { row.by.dataset.key = key; row.by.replaceChildren(...by); }
