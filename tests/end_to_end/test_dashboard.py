@@ -400,7 +400,9 @@ def test_a_running_job_shows_its_output_and_rate_and_is_cancelled(
     mesh.client.wait_for(job_id, Phase.CANCELLED)
 
 
-def test_one_rank_of_a_gang_is_read_and_searched(window: Window, mesh: Mesh) -> None:
+def test_one_rank_of_a_gang_is_read_and_searched(window: Window, mesh: Mesh, jobs: dict[str, str]) -> None:
+    mesh.cli("suspend", jobs["waits"], jobs["trains"])  # two cores are all that some machines have
+    mesh.client.wait_for(jobs["trains"], Phase.SUSPENDED)
     speaks = ("sh", "-c", "while :; do printf 'rank %s \\033[1m<b>says\\000\\377\\n' $RANK; sleep 0.2; done")
     job_id = mesh.cli("submit", "--replicas", "2", "--cpus", "1", "--name", "gang", "--", *speaks).out.split()[0]
     mesh.client.wait_for(job_id, Phase.RUNNING)
@@ -421,6 +423,9 @@ def test_one_rank_of_a_gang_is_read_and_searched(window: Window, mesh: Mesh) -> 
     assert window.complaints == []
     mesh.cli("cancel", job_id)
     mesh.client.wait_for(job_id, Phase.CANCELLED)
+    mesh.cli("resume", jobs["trains"])
+    mesh.client.wait_for(jobs["trains"], Phase.RUNNING)
+    mesh.cli("resume", jobs["waits"])
 
 
 def test_the_cluster_shows_who_holds_what(window: Window, jobs: dict[str, str]) -> None:

@@ -149,7 +149,7 @@ class Oidc:
                 raise ValueError(f"{EVERY_TENANT} cannot be combined with tenants")
             subject = Subject(Role(role), str(claims[rules.name_claim]), tenants_of(tenants, Role(role)))
             return replace(subject.identity, expires_seconds=float(claims["exp"]))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:  # a time may have hundreds of digits
             raise errors.unauthenticated("TOKEN_CLAIMS", f"invalid claims in the token: {error}") from None
 
     # Keys ----------------------------------------------------------------------------------------------------
