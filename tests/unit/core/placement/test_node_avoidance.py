@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contract.test_placement_streams import every_policy, ready
 from tests.support.properties import examples
-from tests.support.worlds import World, gangs, picture, rng, worlds
 
 from cotenant import plugins
+from cotenant.conformance.worlds import World, gangs, picture, rng, worlds
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import Locality
