@@ -1,4 +1,4 @@
-"""`cotenant policies new`."""
+"""`cotenant policies new` and `bench`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import pytest
 from tests.unit.cli.conftest import Shell
 
 from cotenant.cli.mesh.new_policy import KINDS
+from cotenant.cli.mesh.policy_bench import BASELINES
 from cotenant.plugins import POLICY_GROUPS
 
 
-def test_every_group_has_a_template() -> None:
-    assert set(KINDS) == set(POLICY_GROUPS)
+def test_every_group_has_a_template_and_a_baseline() -> None:
+    assert set(KINDS) == set(BASELINES) == set(POLICY_GROUPS)
 
 
 def test_a_package_is_written_with_its_entry_point(shell: Shell, tmp_path: Path) -> None:
@@ -57,3 +58,20 @@ def test_a_name_that_is_taken_is_refused(shell: Shell, tmp_path: Path, name: str
     assert done.code == 2
     assert why in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+@pytest.mark.parametrize(("group", "name"), [("queue", "las"), ("placement", "consolidate"), ("contention", "none")])
+def test_a_policy_is_timed_beside_its_baseline_at_three_sizes(shell: Shell, group: str, name: str) -> None:
+    done = shell("policies", "bench", name, "--jobs", "40", "--nodes", "8", "--json")
+    assert done.code == 0, done.err
+    assert [(one["jobs"], one["nodes"]) for one in done.json] == [(10, 2), (20, 4), (40, 8)]
+    for one in done.json:
+        assert one["group"] == POLICY_GROUPS[group]
+        assert one["baseline"] == BASELINES[group]
+        assert one["ratio"] == one["seconds"] / one["baseline_seconds"] > 0
+
+
+def test_what_cannot_be_timed_is_named(shell: Shell) -> None:
+    assert "no policy 'lass' is installed; did you mean las?" in shell("policies", "bench", "lass").err
+    done = shell("policies", "bench", "las", "--jobs", "3", "--nodes", "0")
+    assert (done.code, "--jobs must be 4 or more, not 3" in done.err, "--nodes must be" in done.err) == (2, True, True)
