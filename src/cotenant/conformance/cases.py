@@ -125,8 +125,17 @@ def answers(policy: object, case: Case) -> list[Any]:
 
 
 def fresh(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return copies of arguments, which a policy may change without harm to the case."""
-    return tuple(one.copy() if isinstance(one, Ledger) else deepcopy(one) for one in arguments)
+    """Return copies of arguments, which a policy may change without harm to the case.
+
+    A generator is made for one call: to copy it would draw entropy from the system.
+    """
+
+    def copied(one: Any) -> Any:
+        if isinstance(one, np.random.Generator):
+            return one
+        return one.copy() if isinstance(one, Ledger) else deepcopy(one)
+
+    return tuple(copied(one) for one in arguments)
 
 
 def plain(value: Any) -> Any:
