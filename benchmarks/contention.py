@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from benchmarks import harness
-from benchmarks.contention_node import CpuJob, ModelNode, Trainer, hog, saturator
 
+from cotenant.conformance.contention_node import CpuJob, ModelNode, Trainer, hog, saturator
 from cotenant.core.policy.protocols import AttemptWindow, ContentionPolicy, NodeWindow
 from cotenant.policies.coda_eliminator.policy import CodaEliminator
 from cotenant.policies.coda_eliminator.thresholds import Thresholds

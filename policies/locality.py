@@ -79,13 +79,13 @@ relaxes to rack in 4 min
     class Options:
         """How long gangs wait, and which gangs get a server of their own.
 
-        server_seconds: time-out of the wait for one server.
-        rack_seconds: time-out of the following wait for one rack.
-        dedicated_share: a gang that takes this share of a server's GPUs prefers an empty server; above 1 disables this.
+        server_seconds: time-out of the wait for one server; may be infinite.
+        rack_seconds: time-out of the following wait for one rack; may be infinite.
+        dedicated_share: from this share of a server's GPUs on, a gang prefers an empty server; may be infinite.
         balance_cores: whether smaller gangs go where the largest share of the cores is free, instead of best fit.
         moves_max: maximum number of running jobs that are moved for one gang; at most 4.
-        settled_seconds: a job is not moved until it has run this long since its last start.
-        gain_min: minimum ratio of the GPU time saved for the gang to the cost of the moves.
+        settled_seconds: a job is not moved until it has run this long since its last start; may be infinite.
+        gain_min: minimum ratio of the GPU time saved for the gang to the cost of the moves; may be infinite.
         """
 
         server_seconds: float = 300.0

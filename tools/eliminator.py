@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import matplotlib as mpl  # noqa: E402 - the root of the checkout has to be on the path first
-from benchmarks.contention_node import PEAK, ModelNode, Trainer, hog  # noqa: E402 - as above
 from matplotlib import pyplot as plt  # noqa: E402 - as above
 
+from cotenant.conformance.contention_node import PEAK, ModelNode, Trainer, hog  # noqa: E402 - as above
 from cotenant.core.policy.protocols import Directive, NodeWindow  # noqa: E402 - as above
 from cotenant.policies.coda_eliminator.ladder import describe  # noqa: E402 - as above
 from cotenant.policies.coda_eliminator.policy import CodaEliminator  # noqa: E402 - as above

@@ -65,8 +65,8 @@ class MultiArray:
         lend_cores: whether CPU jobs borrow reserved cores.
         lend_gpus: whether small gangs borrow GPUs of the large gangs' array.
         trial_cores: idle cores beside each busy GPU that are not lent, so that its job can try more cores.
-        trial_seconds: time after a job's start for which those cores are kept.
-        cpu_wait_seconds: mean wait of CPU jobs above which gangs with GPUs take none of their cores.
+        trial_seconds: time after a job's start for which those cores are kept; may be infinite.
+        cpu_wait_seconds: mean wait of CPU jobs above which gangs with GPUs take none of their cores; may be infinite.
         guard_seconds: time over which that mean is taken.
         """
 

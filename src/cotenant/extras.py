@@ -9,6 +9,7 @@ from types import MappingProxyType
 MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {  # the modules that a plain installation lacks, by extra; a test compares them with pyproject.toml
         "agent": ("cryptography", "opentelemetry", "prometheus_client", "psutil", "pynvml", "re2"),
+        "conformance": ("hypothesis", "numpy", "pytest"),
         "python": ("cloudpickle",),
         "research": ("jinja2", "lightgbm", "matplotlib", "numpy", "psutil", "pyarrow", "scipy"),
         "server": (
@@ -22,6 +23,7 @@ PREFERRED = (
     "server",
     "agent",
     "python",
+    "conformance",
 )  # for a module that several bring, as a user without a mesh would choose
 
 

@@ -24,7 +24,7 @@ from cotenant.core.policy.api_version import API_VERSION
 from cotenant.core.policy.options import BadOption, InvalidOptionsClass
 from cotenant.core.spelling import did_you_mean, nearest
 
-__all__ = ["GROUPS", "BadOption", "Plugin", "UnknownPolicy", "discover", "load"]
+__all__ = ["GROUPS", "POLICY_GROUPS", "BadOption", "Plugin", "UnknownPolicy", "discover", "load"]
 
 OURS = "cotenant"
 
@@ -36,6 +36,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cotenant.predictors": ("observe", "estimate", "dump", "restore"),
         "cotenant.contention_policies": ("judge",),
         "cotenant.runtimes": (),
+    }
+)
+POLICY_GROUPS: Mapping[str, str] = MappingProxyType(
+    {  # the groups of policies, as options of the command line name them
+        "queue": "cotenant.queue_policies",
+        "placement": "cotenant.placement_policies",
+        "allocator": "cotenant.cpu_allocators",
+        "predictor": "cotenant.predictors",
+        "contention": "cotenant.contention_policies",
     }
 )
 

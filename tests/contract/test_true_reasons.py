@@ -4,140 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.contract.test_placement_streams import every_policy, ready
-from tests.support.properties import examples
-from tests.support.worlds import World, emptied, gangs, rng, worlds
 from tests.unit.services.mesh import BACKFILL, LAS, Mesh, eventually, running
 
-from cotenant import plugins
 from cotenant.codec.specs import duration
+from cotenant.conformance.worlds import rng
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
-from cotenant.core.model.job import Locality
-from cotenant.core.model.node import HeldNode, NodeShape
-from cotenant.core.model.reason_docs import MEANINGS
-from cotenant.core.model.refusal import Code, Refusal
-from cotenant.core.model.tenancy import Headroom, Tenant
-from cotenant.core.placement.unschedulable import fits
-from cotenant.core.scheduling.cycle import Plan, place
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Refusal
+from cotenant.core.scheduling.cycle import place
 from cotenant.policies.locality import WaitsForLocality
 from cotenant.services.queue.api.server import QueueConfig
 from cotenant.v1 import job_service_pb2 as pb
-
-streams = st.lists(gangs(roles_max=1), min_size=1, max_size=5).map(
-    lambda made: [replace(gang, job_id=f"job-{number}", tenant="t") for number, gang in enumerate(made)]
-)
-
-
-def planned(plugin: plugins.Plugin, world: World, stream: list[Gang], **more: Any) -> Plan:
-    return place(stream, world.ledger, ready(plugin), rng(), **more)
-
-
-@every_policy
-@settings(max_examples=examples(20))
-@given(worlds(racks_max=3), streams)
-def test_in_a_strict_queue_a_job_is_unblocked_once_the_job_ahead_is_gone(
-    plugin: plugins.Plugin, world: World, stream: list[Gang]
-) -> None:
-    plan = planned(plugin, world, stream, strict=True)
-    held_back = [job_id for job_id, refusal in plan.refusals.items() if refusal.code is Code.BEHIND]
-    if not held_back:
-        return
-    head = next(gang.job_id for gang in stream if gang.job_id in plan.refusals and _blocks(plan, gang.job_id))
-    assert all(plan.refusals[job_id].detail.startswith(f"waits behind {head}, ") for job_id in held_back)
-    after = planned(plugin, world, [gang for gang in stream if gang.job_id != head], strict=True)
-    first = after.refusals.get(held_back[0])
-    assert first is None or first.code is not Code.BEHIND
-
-
-def _blocks(plan: Plan, job_id: str) -> bool:
-    return plan.refusals[job_id].code not in (Code.NEVER_FITS, Code.QUOTA)
-
-
-@every_policy
-@settings(max_examples=examples(20))
-@given(worlds(), streams, st.integers(0, 6), st.integers(0, 12))
-def test_raising_a_limit_by_the_named_amount_admits_the_job(
-    plugin: plugins.Plugin, world: World, stream: list[Gang], milli: int, cores: int
-) -> None:
-    tenant = Tenant("t", limit_gpu_milli=1000 * milli, limit_cores=cores)
-    plan = planned(plugin, world, stream, headroom=Headroom([tenant]))
-    for gang in stream:
-        refusal = plan.refusals.get(gang.job_id)
-        if refusal is None or refusal.code is not Code.QUOTA:
-            continue
-        lacks = {
-            name: int(refusal.numbers[f"held_{name}"] + refusal.numbers[f"wanted_{name}"])
-            for name in ("gpu_milli", "cores")
-            if f"limit_{name}" in refusal.numbers
-        }
-        raised = Tenant(
-            "t",
-            limit_gpu_milli=lacks.get("gpu_milli", tenant.limit_gpu_milli),
-            limit_cores=lacks.get("cores", tenant.limit_cores),
-        )
-        taken = sum(refusal.numbers.get(f"held_{name}", 0) for name in lacks)
-        before = [one for one in stream[: stream.index(gang)] if one.job_id not in plan.refusals] if taken else []
-        again = planned(plugin, world, [*before, gang], headroom=Headroom([raised])).refusals.get(gang.job_id)
-        assert again is None or again.code is not Code.QUOTA, refusal
-
-
-@every_policy
-@settings(max_examples=examples(20))
-@given(worlds(racks_max=3), gangs(roles_max=1))
-def test_a_single_node_gang_starts_on_an_empty_node_or_after_the_named_time(
-    plugin: plugins.Plugin, world: World, gang: Gang
-) -> None:
-    refusal = planned(plugin, world, [gang]).refusals.get(gang.job_id)
-    if refusal is None:
-        return
-    named = [*MEANINGS[refusal.code].numbers]
-    assert all(any(number.startswith(one) for one in named) for number in refusal.numbers), refusal
-    if refusal.code is Code.FRAGMENTED and refusal.locality is Locality.SERVER:
-        best = refusal.numbers["best_node_replicas"]
-        assert best < refusal.numbers["wanted_replicas"]
-        assert any(_starts_once_empty(plugin, world, gang, node) for node in range(len(world.ledger))), refusal
-    if math.isfinite(refusal.holds_seconds):
-        older = replace(gang, fragmented_seconds=gang.fragmented_seconds + refusal.holds_seconds)
-        after = planned(plugin, world, [older]).refusals.get(gang.job_id)
-        assert after is None or (after.code, after.locality) != (refusal.code, refusal.locality)
-        assert after is None or after.locality is refusal.relaxes_to
-
-
-@every_policy
-@settings(max_examples=examples(20))
-@given(worlds(racks_max=3), gangs(roles_max=1), st.data())
-def test_jobs_refused_for_held_nodes_fit_only_on_held_nodes(
-    plugin: plugins.Plugin, world: World, gang: Gang, data: st.DataObject
-) -> None:
-    ledger = world.ledger
-    node_ids = data.draw(st.sets(st.sampled_from(sorted(ledger.numbers)), min_size=1))
-    ledger.unhealthy = replace(
-        ledger.unhealthy, held=tuple(HeldNode(one, "cannot launch", 5.0) for one in sorted(node_ids))
-    )
-    held = [ledger.numbers[one] for one in node_ids]
-    ledger.open[held] = False
-    refusal = planned(plugin, world, [gang]).refusals.get(gang.job_id)
-    if refusal is None or refusal.code is not Code.NODES_HELD:
-        return
-    within = gang.locality or Locality.ANYWHERE
-    assert not fits(gang, ledger, within=within, empty=True)
-    ledger.open[held] = True
-    assert fits(gang, ledger, within=Locality.ANYWHERE, empty=True)
-    assert refusal.numbers == {"held_nodes": len(node_ids), "next_canary_seconds": 5.0}
-
-
-def _starts_once_empty(plugin: plugins.Plugin, world: World, gang: Gang, node: int) -> bool:
-    empty = emptied(world.ledger)
-    with world.ledger.rolled_back():
-        for held in [holding for holdings in world.taken for holding in holdings if holding.node == node]:
-            world.ledger.release(held)
-        return empty.open[node] and not planned(plugin, world, [gang]).refusals
 
 
 @given(st.integers(0, 700), st.lists(st.integers(0, 4), min_size=4, max_size=4), st.integers(2, 8))

@@ -6,7 +6,9 @@ import os
 
 from hypothesis import HealthCheck, Phase, settings
 
-FULL = 100  # Hypothesis' own default, to which the counts in tests refer
+from cotenant.conformance.trials import FULL
+from cotenant.conformance.trials import examples as examples
+
 SHORT, DEEP = FULL // 10, FULL * 10
 
 
@@ -42,12 +44,3 @@ def amount(short: int, *, deep: int) -> int:
 def is_deep() -> bool:
     """Return whether the loaded profile is `deep`."""
     return settings.get_current_profile_name() == "deep"
-
-
-def examples(count: int) -> int:
-    """Return a property's own number of examples in the loaded profile, at least three.
-
-    >>> examples(1000) == 10 * settings().max_examples
-    True
-    """
-    return max(3, count * settings().max_examples // FULL)

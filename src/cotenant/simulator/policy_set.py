@@ -36,14 +36,6 @@ from cotenant.core.policy.protocols import (
 )
 from cotenant.simulator.job import SimulatedJob
 
-GROUPS = {
-    "queue": "cotenant.queue_policies",
-    "placement": "cotenant.placement_policies",
-    "allocator": "cotenant.cpu_allocators",
-    "predictor": "cotenant.predictors",
-    "contention": "cotenant.contention_policies",
-}
-
 
 class PolicyFailed(Exception):
     """A policy raised an error or returned an invalid answer; the message names the policy, the input and the fault."""

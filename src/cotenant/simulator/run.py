@@ -18,6 +18,7 @@ from cotenant.core.policy.cluster_view import UsesClusterView
 from cotenant.core.policy.options import BadOption, options_by_policy, parse, split_names
 from cotenant.core.policy.protocols import ContentionPolicy, CpuAllocator, PlacementPolicy, Predictor, QueuePolicy
 from cotenant.core.spelling import did_you_mean, nearest
+from cotenant.plugins import POLICY_GROUPS
 from cotenant.simulator.clusters.cluster import Cluster
 from cotenant.simulator.clusters.cluster_argument import parse_cluster
 from cotenant.simulator.engine import Simulation
@@ -25,7 +26,7 @@ from cotenant.simulator.overlays import Overlays, parse_overlays
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.physics.speeds import NEIGHBOR_MODELS
 from cotenant.simulator.physics.world import World
-from cotenant.simulator.policy_set import GROUPS, Policies
+from cotenant.simulator.policy_set import Policies
 from cotenant.simulator.prediction_arms import (
     Arm,
     CandidateSource,
@@ -145,7 +146,7 @@ def settings_of(options: Options) -> Settings:
     Raises:
         BadOption: names every invalid option.
     """
-    groups = [*GROUPS, "simulator"]
+    groups = [*POLICY_GROUPS, "simulator"]
     if unknown := [
         Violation(group, f"unknown group{did_you_mean(group, groups)}") for group in options if group not in groups
     ]:
@@ -158,7 +159,7 @@ def _policy_of(kind: str, policy: Any, options: Options) -> Any:
     """Return a policy by its name; a policy object already has its options."""
     if isinstance(policy, str):
         with _prefixed(kind):
-            return plugins.load(GROUPS[kind], policy, options.get(kind, {}))
+            return plugins.load(POLICY_GROUPS[kind], policy, options.get(kind, {}))
     if given := options.get(kind):
         raise BadOption(
             (
@@ -214,7 +215,8 @@ def _arm(
         raise BadOption([Violation(own[0], "cannot be combined; a list may only name predictors that learn")], {})
     owned = options_by_policy(names, options)
     try:
-        return Learner([plugins.load(GROUPS["predictor"], one, owned.get(one, {})) for one in names], jobs, shapes)
+        loaded = [plugins.load(POLICY_GROUPS["predictor"], one, owned.get(one, {})) for one in names]
+        return Learner(loaded, jobs, shapes)
     except plugins.UnknownPolicy as error:
         name = error.name
         near = nearest(name, ARMS)
@@ -225,7 +227,7 @@ def _arm(
 def _snapshot_state(trace: Trace) -> SnapshotState:
     if trace.snapshot_state is None:
         raise plugins.UnknownPolicy(
-            GROUPS["predictor"],
+            POLICY_GROUPS["predictor"],
             Recorded.name,
             "the predictor recorded replays the predictions of a snapshot; this is a trace",
         )

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.worlds import shapes, specs
 
+from cotenant.conformance.worlds import shapes, specs
 from cotenant.core.model.estimate import UNKNOWN, Estimate
 from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.model.node import NodeShape

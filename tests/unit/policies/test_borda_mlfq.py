@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.support.worlds import tables
 
+from cotenant.conformance.worlds import tables
 from cotenant.core.model.job_table import JobRow, Jobs, JobTable
 from cotenant.core.policy.options import BadOption, parse
 from cotenant.core.policy.protocols import EndedJob

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.support.worlds import World, emptied, gangs, rng, worlds
 
+from cotenant.conformance.worlds import World, emptied, gangs, rng, worlds
 from cotenant.core.capacity.ledger import Ledger, Offer
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import Locality

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.support.worlds import picture, rng
 from tests.unit.simulator.histories import Tape
 
+from cotenant.conformance.worlds import picture, rng
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.estimate import Estimate
 from cotenant.core.model.gang import Demand, Gang, Part

@@ -4,8 +4,8 @@ from itertools import combinations
 
 import pytest
 from hypothesis import given
-from tests.support.worlds import World, gangs, rng, worlds
 
+from cotenant.conformance.worlds import World, gangs, rng, worlds
 from cotenant.core.capacity.ledger import Ledger, Offer
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import Locality

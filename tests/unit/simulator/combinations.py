@@ -16,10 +16,10 @@ from cotenant.core.model.job import JobKind, Locality, Request, Role, Spread, Sp
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.tenancy import Tenant
 from cotenant.core.policy.options import BadOption, parse, written
+from cotenant.plugins import POLICY_GROUPS as GROUPS
 from cotenant.simulator import Cluster, Result, Trace, TraceJob, run
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.physics.settings import Settings
-from cotenant.simulator.policy_set import GROUPS
 from cotenant.simulator.prediction_arms import NoisyOracle, NoPrediction, Oracle
 from cotenant.simulator.recording.events import Event
 from cotenant.simulator.run import simulate

@@ -14,8 +14,8 @@ from tests.unit.simulator.oracle import Job, replay
 
 from cotenant import plugins
 from cotenant.core.model.job import Request, Role
+from cotenant.plugins import POLICY_GROUPS as GROUPS
 from cotenant.simulator import Trace, TraceJob, simulate
-from cotenant.simulator.policy_set import GROUPS
 
 WORLDS = amount(12, deep=30)
 PREDICTABLE = {"predictable": "0.6", "spread": "0"}  # the others are unpredictable

@@ -11,8 +11,8 @@ from cotenant import plugins
 from cotenant.core.model.job import JobKind, Request, Role
 from cotenant.core.policy.capabilities import capability_of
 from cotenant.core.policy.cluster_view import Reclaims
+from cotenant.plugins import POLICY_GROUPS as GROUPS
 from cotenant.simulator import Trace, TraceJob, parse_cluster, simulate
-from cotenant.simulator.policy_set import GROUPS
 from cotenant.simulator.recording.events import Event, Kind
 
 QUEUES = sorted(plugin.name for plugin in plugins.discover(GROUPS["queue"]) if plugin.healthy)

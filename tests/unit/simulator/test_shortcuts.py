@@ -15,9 +15,10 @@ from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import Request, Role
 from cotenant.core.model.job_table import Ints
 from cotenant.core.model.tenancy import Tenancy
+from cotenant.plugins import POLICY_GROUPS as GROUPS
 from cotenant.simulator import Trace, TraceJob, parse_cluster
 from cotenant.simulator.engine import Simulation
-from cotenant.simulator.policy_set import GROUPS, Policies
+from cotenant.simulator.policy_set import Policies
 from cotenant.simulator.prediction_arms import NoPrediction
 from cotenant.simulator.scheduler import Scheduler
 

@@ -19,11 +19,12 @@ from cotenant.core.model.job import Request, Role
 from cotenant.core.model.refusal import Refusal
 from cotenant.core.model.tenancy import Tenancy, Tenant
 from cotenant.core.scheduling.admission import Preemption, Rules
+from cotenant.plugins import POLICY_GROUPS as GROUPS
 from cotenant.policies.count import Count
 from cotenant.simulator import Trace, TraceJob, parse_cluster, simulate
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.job import SimulatedJob
-from cotenant.simulator.policy_set import GROUPS, Policies
+from cotenant.simulator.policy_set import Policies
 from cotenant.simulator.prediction_arms import NoPrediction
 
 TENANTS = Tenancy(

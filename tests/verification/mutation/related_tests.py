@@ -13,11 +13,11 @@ from tests.support.durations import Durations
 
 PACKAGE = "cotenant"
 LINKED = ("services", "policies", "node_agent")  # folders beside `src`, which are packages of ours by symbolic links
-TESTS = ("tests/unit", "tests/contract")
-CONTRACTS = "tests/contract"
+CONTRACTS = ("tests/contract", "src/cotenant/conformance")
+TESTS = ("tests/unit", *CONTRACTS)
 POLICIES = f"{PACKAGE}.policies"
 PURE = (f"{PACKAGE}.core", POLICIES)
-PURE_TESTS = ("tests/unit/core/", "tests/unit/policies/", "tests/unit/simulator/", CONTRACTS)
+PURE_TESTS = ("tests/unit/core/", "tests/unit/policies/", "tests/unit/simulator/", *CONTRACTS)
 TESTS_IN_A_FILE = 5  # of a short file, whose duration is not recorded
 
 
@@ -138,8 +138,9 @@ class Repository:
         names = [name for one, some in self._policies.items() if f"{one}.".startswith(f"{package}.") for name in some]
         if not module.startswith(POLICIES) or not names:
             return (), ()
-        files = (path.relative_to(self.root).as_posix() for path in (self.root / CONTRACTS).glob("test_*.py"))
-        asked = (name for name in files if "plugins.discover(" in (self.root / name).read_text())
+        paths = (path for folder in CONTRACTS for path in (self.root / folder).glob("test_*.py"))
+        files = (path.relative_to(self.root).as_posix() for path in paths)
+        asked = (name for name in files if "plugin: plugins.Plugin" in (self.root / name).read_text())
         return tuple(sorted(asked)), tuple(sorted(names))
 
 

@@ -36,7 +36,7 @@ def test_a_policy_has_its_cases_of_the_contract() -> None:
     las, search = (REPOSITORY.related(f"cotenant.policies.{name}") for name in ("las", "qos.search"))
     assert las.files[0] == "src/cotenant/policies/las.py"
     assert (las.policies, search.policies) == (("las",), ("qos",))
-    assert "tests/contract/test_policies.py" in las.contracts
+    assert {"tests/contract/test_policies.py", "src/cotenant/conformance/test_queue_orders.py"} <= set(las.contracts)
 
 
 def test_every_module_of_core_and_policies_has_tests() -> None:

@@ -1,4 +1,4 @@
-"""`cotenant policies`: installed policies, their packages, and whether they load."""
+"""`cotenant policies`: installed policies, their packages, and whether they load; with `new` and `bench`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from cotenant.cli import views
 from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, command_error, with_mesh
 from cotenant.cli.flags import Flags
+from cotenant.cli.mesh.new_policy import new
+from cotenant.cli.mesh.policy_bench import bench
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
 from cotenant.cli.pages import pages
 from cotenant.cli.render import Column, print_table
@@ -39,8 +41,12 @@ PROFILE_COLUMNS = (
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("policies")(policies)
+    """Add the command with its subcommands."""
+    group = typer.Typer(invoke_without_command=True)
+    group.callback()(policies)
+    group.command("new")(new)
+    group.command("bench")(bench)
+    app.add_typer(group, name="policies")
 
 
 def policies(
@@ -52,7 +58,7 @@ def policies(
     profile: Annotated[bool, typer.Option("--profile", help="Show profiles and what each contains instead.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """List installed policies, the packages they come from, and whether they load.
+    """List installed policies and whether they load; or write a policy of your own, and time it.
 
     Lists the policies of the mesh and marks the active ones; without a reachable mesh, those of this Python.
 
@@ -62,7 +68,11 @@ def policies(
       cotenant policies --here
       cotenant policies --profile
       cotenant policies --group queue_policies --json
+      cotenant policies new queue small-first
+      cotenant policies bench small-first
     """
+    if context.invoked_subcommand is not None:
+        return
     if profile:
         _print_profiles(as_json=as_json)
         return

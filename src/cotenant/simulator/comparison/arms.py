@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from cotenant.core.model.validation import shown
 from cotenant.core.policy.profiles import PROFILES
 from cotenant.core.spelling import did_you_mean
-from cotenant.simulator.policy_set import GROUPS
+from cotenant.plugins import POLICY_GROUPS
 from cotenant.simulator.scenario import Scenario
 
 ARMS_MAX = 50
@@ -73,7 +73,7 @@ def _labelled(text: str, shared: Scenario) -> ComparedArm:
     label = label.strip()
     if not (label and equals and rest.strip()) or len(label) > LABEL_LENGTH_MAX:
         raise BadArm(f"arm {shown(text)} is not written LABEL=POLICY,GROUP=NAME,GROUP.KEY=VALUE")
-    if label.split(".")[0] in (*GROUPS, "simulator"):
+    if label.split(".")[0] in (*POLICY_GROUPS, "simulator"):
         raise BadArm(f"arm {shown(text)} needs a label before its choices, such as ours={shown(text)}")
     choices, options = _choices(text, rest)
     if choices.get("queue") in PROFILES:
@@ -93,9 +93,9 @@ def _choices(text: str, rest: str) -> tuple[dict[str, str], dict[str, dict[str, 
             if number:
                 raise BadArm(f"arm {shown(text)}: {shown(choice)} is not written GROUP=NAME or GROUP.KEY=VALUE")
         group, dot, option = key.partition(".")
-        if group not in GROUPS and not (group == "simulator" and dot):
+        if group not in POLICY_GROUPS and not (group == "simulator" and dot):
             raise BadArm(
-                f"arm {shown(text)}: unknown group {shown(group)}{did_you_mean(group, [*GROUPS, 'simulator'])}"
+                f"arm {shown(text)}: unknown group {shown(group)}{did_you_mean(group, [*POLICY_GROUPS, 'simulator'])}"
             )
         if not value or (dot and not option):
             raise BadArm(f"arm {shown(text)}: {shown(choice)} has no value")

@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from cotenant.plugins import POLICY_GROUPS
 from cotenant.simulator.comparison.summary import Comparison, Spread
-from cotenant.simulator.policy_set import GROUPS
 from cotenant.simulator.recording.event_file import digest_of, versions
 from cotenant.simulator.report.plots import Plot
 from cotenant.simulator.report.style import ARMS
@@ -242,7 +242,7 @@ def _assumptions(comparison: Comparison) -> Iterator[tuple[str, str]]:
 
 
 def _choices(scenario: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for group in GROUPS:
+    for group in POLICY_GROUPS:
         given = scenario["options"].get(group, {})
         options = ", ".join(f"{key} = {value}" for key, value in given.items())
         yield group, f"{scenario[group]}{f' ({options})' if options else ''}"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.support.worlds import World, gangs, rng, take_one, worlds
 
+from cotenant.conformance.worlds import World, gangs, rng, take_one, worlds
 from cotenant.core.capacity.free_totals import current_totals
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang

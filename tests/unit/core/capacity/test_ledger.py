@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.worlds import World, demands, picture, shapes, take_one, worlds
 
+from cotenant.conformance.worlds import World, demands, picture, shapes, take_one, worlds
 from cotenant.core.capacity.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.model.gang import Demand
 from cotenant.core.model.node import NodeShape

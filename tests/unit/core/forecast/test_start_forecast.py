@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.support.worlds import gangs, rng, worlds
 
 from cotenant import plugins
+from cotenant.conformance.worlds import gangs, rng, worlds
 from cotenant.core.capacity.ledger import Holding, Ledger
 from cotenant.core.forecast.start_forecast import (
     ENDS_MAX,

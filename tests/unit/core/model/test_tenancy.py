@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.support.worlds import rng, tables, take_one
 from tests.unit.core.scheduling.test_cycle import (
     NOW,
     Ranked,
@@ -22,6 +21,7 @@ from tests.unit.core.scheduling.test_cycle import (
     scenes,
 )
 
+from cotenant.conformance.worlds import rng, tables, take_one
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job_table import Capacity, JobRow, Jobs, JobTable

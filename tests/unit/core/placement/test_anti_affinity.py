@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.support.worlds import World, parts, rng, worlds
 
 from cotenant import plugins
+from cotenant.conformance.worlds import World, parts, rng, worlds
 from cotenant.core.capacity.ledger import Ledger, Offer, Share
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import JobKind, JobSpec, Locality, OpenReplicas, Qos, Request, Role, Spread, SpreadBy

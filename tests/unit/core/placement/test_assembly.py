@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.support.worlds import World, gangs, picture, worlds
 from tests.unit.core.placement.test_scores import slow_best_fit
 
+from cotenant.conformance.worlds import World, gangs, picture, worlds
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.node import NodeShape

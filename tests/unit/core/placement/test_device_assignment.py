@@ -6,8 +6,8 @@ from itertools import count
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.worlds import demands
 
+from cotenant.conformance.worlds import demands
 from cotenant.core.capacity.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.model.allocation import GpuShare, NodeAllocation, TaskAllocation
 from cotenant.core.model.gang import Demand

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.worlds import World, picture, worlds
 
+from cotenant.conformance.worlds import World, picture, worlds
 from cotenant.core.capacity.ledger import Holding, Ledger
 from cotenant.core.model.node import NodeShape
 from cotenant.core.placement.gang_allocation import cores_of, gpu_milli_of, hold_all, release_all

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.contract.test_placement_streams import every_policy, ready
 from tests.support.properties import examples
-from tests.support.worlds import World, gangs, picture, rng, worlds
 
 from cotenant import plugins
+from cotenant.conformance.placement_streams import ready
+from cotenant.conformance.worlds import World, gangs, picture, rng, worlds
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import Locality
@@ -24,6 +24,9 @@ from cotenant.policies.consolidate import Consolidate
 
 AVOIDED = st.lists(st.sampled_from(["n0", "n1", "n2", "n3", "gone"]), unique=True).map(tuple)
 ONE_GPU = (Part("worker", 1, Demand(gpu_milli=1000)),)
+
+FOUND = plugins.discover("cotenant.placement_policies")
+every_policy = pytest.mark.parametrize("plugin", FOUND, ids=[plugin.name for plugin in FOUND])
 
 
 def pair(**fields: object) -> Ledger:

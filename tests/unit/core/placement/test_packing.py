@@ -4,8 +4,8 @@ from unittest import mock
 
 import numpy as np
 from hypothesis import given
-from tests.support.worlds import World, demands, emptied, gangs, picture, replicas_of, worlds
 
+from cotenant.conformance.worlds import World, demands, emptied, gangs, picture, replicas_of, worlds
 from cotenant.core.capacity import ledger as ledger_module
 from cotenant.core.capacity.ledger import Ledger, Overcommitted
 from cotenant.core.model.gang import Demand, Gang, Part

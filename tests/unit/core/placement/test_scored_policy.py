@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.paths import ROOT
 from tests.support.properties import examples
-from tests.support.worlds import World, gangs, picture, replicas_of, rng, worlds
 
 from cotenant import plugins, simulator
+from cotenant.conformance.worlds import World, gangs, picture, replicas_of, rng, worlds
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.node import NodeShape

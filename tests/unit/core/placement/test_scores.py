@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.support.worlds import World, gangs, picture, worlds
 
+from cotenant.conformance.worlds import World, gangs, picture, worlds
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Gang
 from cotenant.core.placement import scores

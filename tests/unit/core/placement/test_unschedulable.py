@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.support.worlds import World, emptied, gangs, requests, rng, shapes, specs, worlds
 
+from cotenant.conformance.worlds import World, emptied, gangs, requests, rng, shapes, specs, worlds
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.estimate import UNKNOWN
 from cotenant.core.model.gang import Demand, Gang, Part

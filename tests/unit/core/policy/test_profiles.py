@@ -7,7 +7,7 @@ import pytest
 from cotenant import plugins
 from cotenant.core.policy.options import options_by_policy, split_names
 from cotenant.core.policy.profiles import DEFAULT, GROUPS, PROFILES, UnknownProfile, find
-from cotenant.simulator.policy_set import GROUPS as PLUGIN_GROUPS
+from cotenant.plugins import POLICY_GROUPS as PLUGIN_GROUPS
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.worlds import picture, replicas_of, rng, tables, take_one
 
+from cotenant.conformance.worlds import picture, replicas_of, rng, tables, take_one
 from cotenant.core.capacity.ledger import Holding, Ledger, Offer, Overcommitted, Share
 from cotenant.core.model.estimate import UNKNOWN, Estimate
 from cotenant.core.model.gang import Demand, Gang, Part

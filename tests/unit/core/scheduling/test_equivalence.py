@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.listed_refusals import ListedRefusals
-from tests.support.worlds import World, gangs, rng, worlds
 
+from cotenant.conformance.worlds import World, gangs, rng, worlds
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.placement.gang_allocation import release_all

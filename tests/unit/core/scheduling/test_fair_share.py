@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.support.worlds import tables
 from tests.unit.core.model.test_tenancy import family_of, pictures, rules_of_stopping, tenancies
 from tests.unit.core.scheduling.test_cycle import NOW, Ranked, capacities, orders, policies
 
 from cotenant import plugins
+from cotenant.conformance.worlds import tables
 from cotenant.core.model.job_table import Capacity, JobRow, Jobs, JobTable
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.model.resources import KINDS

@@ -6,8 +6,8 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.worlds import rng
 
+from cotenant.conformance.worlds import rng
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.node import NodeShape

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.support.worlds import picture, rng
 
+from cotenant.conformance.worlds import picture, rng
 from cotenant.core.capacity.ledger import Holding, Ledger, Offer
 from cotenant.core.model.estimate import UNKNOWN, Estimate
 from cotenant.core.model.gang import Demand, Gang, Part

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.contention_node import PEAK, CpuJob, ModelNode, Trainer
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
 
+from cotenant.conformance.contention_node import PEAK, CpuJob, ModelNode, Trainer
 from cotenant.core.policy.protocols import FREE
 from cotenant.policies.coda_eliminator.policy import CodaEliminator
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from benchmarks.contention_node import CpuJob, ModelNode, Trainer, hog
 
+from cotenant.conformance.contention_node import CpuJob, ModelNode, Trainer, hog
 from cotenant.core.policy.protocols import FREE, AttemptWindow, Directive, NodeWindow, Throttle
 from cotenant.policies.coda_eliminator.ladder import rungs
 from cotenant.policies.coda_eliminator.relief import Relief

@@ -6,12 +6,12 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from benchmarks import contention_node
-from benchmarks.contention_node import PEAK, CpuJob, ModelNode, Trainer
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
 
+from cotenant.conformance import contention_node
+from cotenant.conformance.contention_node import PEAK, CpuJob, ModelNode, Trainer
 from cotenant.core.policy.protocols import FREE, AttemptWindow, Directive, NodeWindow, Throttle
 from cotenant.policies.coda_eliminator.policy import CodaEliminator
 from cotenant.policies.coda_eliminator.relief import Relief

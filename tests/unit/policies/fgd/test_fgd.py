@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.worlds import World, emptied, gangs, rng, worlds
 
 from cotenant import plugins
+from cotenant.conformance.worlds import World, emptied, gangs, rng, worlds
 from cotenant.core.capacity.ledger import Ledger, Offer, Share
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import Locality

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.worlds import World, demands, worlds
 
+from cotenant.conformance.worlds import World, demands, worlds
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand
 from cotenant.core.model.node import NodeShape, matches_gpu_type

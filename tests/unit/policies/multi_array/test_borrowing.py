@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.support.worlds import picture
 
+from cotenant.conformance.worlds import picture
 from cotenant.core.capacity.ledger import Holding, Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.node import NodeShape

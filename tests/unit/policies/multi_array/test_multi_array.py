@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.support.worlds import picture, rng
 from tests.unit.policies.slow_multi_array import SlowMultiArray
 
+from cotenant.conformance.worlds import picture, rng
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
 from cotenant.core.model.job import JobKind, JobSpec, Locality

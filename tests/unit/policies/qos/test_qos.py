@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
-from tests.support.worlds import rng
 
+from cotenant.conformance.worlds import rng
 from cotenant.core.capacity.ledger import Ledger, Offer
 from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency
 from cotenant.core.model.gang import Demand, Gang, Part

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.worlds import tables
 
+from cotenant.conformance.worlds import tables
 from cotenant.core.model.job_table import JobRow, JobTable
 from cotenant.core.policy.protocols import EndedJob
 from cotenant.core.scheduling.ordering import rank

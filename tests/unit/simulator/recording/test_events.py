@@ -15,8 +15,8 @@ from cotenant import plugins
 from cotenant.core.model.job import Request, Role
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.tenancy import Tenant
+from cotenant.plugins import POLICY_GROUPS as GROUPS
 from cotenant.simulator import Cluster, Trace, TraceJob, parse_cluster, simulate
-from cotenant.simulator.policy_set import GROUPS
 from cotenant.simulator.recording.events import Event, Kind
 
 QUEUES = [plugin.name for plugin in plugins.discover(GROUPS["queue"]) if plugin.package == "cotenant"]

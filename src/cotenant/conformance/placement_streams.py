@@ -1,28 +1,22 @@
-"""Contract of every placement policy over a stream: no overcommitment, whole gangs, true refusals."""
+"""Streams of jobs that a placement policy places cycle by cycle, beside a model of the cluster without a ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.properties import examples
-from tests.support.worlds import World, emptied, gangs, rng, worlds
 
 from cotenant import plugins
+from cotenant.conformance.worlds import World, emptied, gangs, rng
 from cotenant.core.capacity.ledger import Holding, Ledger
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import Locality
-from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.model.refusal import Refusal
 from cotenant.core.placement import constraints
 from cotenant.core.policy.cluster_view import EmptyClusterView, UsesClusterView
 from cotenant.core.policy.protocols import PlacementPolicy
 from cotenant.core.scheduling.cycle import Plan, place
-
-FOUND = plugins.discover("cotenant.placement_policies")
-every_policy = pytest.mark.parametrize("plugin", FOUND, ids=[plugin.name for plugin in FOUND])
 
 
 @dataclass(frozen=True)
@@ -52,6 +46,7 @@ class Cluster:
         self.held = list(self.world.taken)
 
     def check(self) -> None:
+        """Check that what is held is what the ledger counts, and no more than there is."""
         ledger = self.world.ledger
         for node, shape in enumerate(ledger.shapes):
             here = [holding for holdings in self.held for holding in holdings if holding.node == node]
@@ -68,6 +63,7 @@ class Cluster:
 
 
 def ready(plugin: plugins.Plugin) -> PlacementPolicy:
+    """Make a policy, at the beginning of a cycle without running jobs."""
     policy: PlacementPolicy = plugin.make()
     if isinstance(policy, UsesClusterView):
         policy.begin_cycle(EmptyClusterView())
@@ -116,39 +112,6 @@ def live(plugin: plugins.Plugin, world: World, stream: Sequence[Turn], seed: int
     return plans, waiting
 
 
-@every_policy
-@settings(max_examples=examples(15))
-@given(st.data(), turns, st.integers(0, 2**32))
-def test_a_stream_is_placed_whole_without_overcommitment_and_the_same_when_replayed(
-    plugin: plugins.Plugin, data: st.DataObject, stream: list[Turn], seed: int
-) -> None:
-    world = data.draw(worlds(racks_max=3))
-    first, _ = live(plugin, copy_of(world), stream, seed)
-    again, _ = live(plugin, copy_of(world), stream, seed)
-    assert first == again
-
-
-@every_policy
-@settings(max_examples=examples(15))
-@given(worlds(), turns)
-def test_a_waiting_job_starts_when_its_obstacle_is_removed(
-    plugin: plugins.Plugin, world: World, stream: list[Turn]
-) -> None:
-    _, waiting = live(plugin, world, stream, 0)
-    ledger, policy = world.ledger, ready(plugin)
-    for gang in waiting:
-        if len(gang.parts) > 1:
-            continue  # where several roles find their places depends on where the first of them go
-        refusal = constraints.place(policy, gang, ledger, rng())
-        assert isinstance(refusal, Refusal), "it was refused, and yet there is a place for it"
-        assert not contradiction(gang, refusal, ledger, plugin), refusal
-        idle = emptied(ledger)
-        if refusal.code is Code.NO_NODES:
-            idle.open[:] = True
-        starts = isinstance(constraints.place(ready(plugin), gang, idle, rng()), tuple)
-        assert starts == (refusal.code is not Code.NEVER_FITS) or not ledger.open.any()
-
-
 def contradiction(gang: Gang, refusal: Refusal, ledger: Ledger, plugin: plugins.Plugin) -> str:
     """Return what is false in a refusal, or nothing."""
     for name in ("gpu_milli", "cores", "memory_bytes"):
@@ -166,6 +129,7 @@ def contradiction(gang: Gang, refusal: Refusal, ledger: Ledger, plugin: plugins.
 
 
 def copy_of(world: World) -> World:
+    """Return the same world with a ledger of its own."""
     ledger = emptied(world.ledger)
     for holdings in world.taken:
         for holding in holdings:
