@@ -103,6 +103,13 @@ def pytested(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=site, env=environment, capture_output=True, text=True, check=False)
 
 
+def test_new_policies_pass_their_own_tests_and_keep_all_laws(site: Path) -> None:
+    named = [word for group in KINDS for word in ("--policy", f"new-{group}")]
+    own = [f"new_{group}" for group in KINDS]
+    done = pytested(site, "--doctest-modules", "--pyargs", "cotenant.conformance", *named, "tests", *own)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_policy_that_breaks_a_law_fails_with_the_law_and_the_smallest_world(site: Path) -> None:
     laws = "test_no_clock or finite_score"
     done = pytested(site, "--pyargs", "cotenant.conformance", "--policy", "hurried", "--policy", "twice", "-k", laws)

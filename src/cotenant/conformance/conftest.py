@@ -12,12 +12,11 @@ from _pytest._code.code import TerminalRepr
 from _pytest._io import TerminalWriter
 
 from cotenant import plugins
-from cotenant.conformance.selection import selected
+from cotenant.conformance.selection import selection_of
 
 HERE = Path(__file__).parent
 OF_EVERY_GROUP = "every"
 pytest.register_assert_rewrite("cotenant.conformance.placement_streams")  # it asserts for the laws
-SELECTED = pytest.StashKey[list[plugins.Plugin]]()
 
 
 class BrokenLaw(TerminalRepr):
@@ -40,7 +39,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave out the laws of groups that no selected policy is of."""
     if collection_path.parent != HERE or not collection_path.name.startswith("test_"):
         return None
-    return None if any(_is_about(collection_path, plugin) for plugin in _selected(config)) else True
+    return None if any(_is_about(collection_path, plugin) for plugin in selection_of(config)) else True
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -49,7 +48,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     path = Path(metafunc.module.__file__ or "")
     loads = metafunc.function.__name__ == "test_an_installed_policy_implements_its_protocol"
-    about = [one for one in _selected(metafunc.config) if _is_about(path, one) and (one.healthy or loads)]
+    about = [one for one in selection_of(metafunc.config) if _is_about(path, one) and (one.healthy or loads)]
     names = [f"{plugin.group.removeprefix('cotenant.')}:{plugin.name}" for plugin in about]
     metafunc.parametrize("plugin", about, ids=names)
 
@@ -84,14 +83,6 @@ def _said(error: BaseException) -> str:
     """Return what an error says, on one line."""
     told = str(error).strip().partition("\n")[0]
     return told if isinstance(error, AssertionError) and told else f"{type(error).__name__}: {told}"
-
-
-def _selected(config: pytest.Config) -> list[plugins.Plugin]:
-    """Return the policies that this run is about."""
-    if SELECTED not in config.stash:
-        names, group = config.getoption("--policy", []), config.getoption("--group", "")
-        config.stash[SELECTED] = selected(names, group)
-    return config.stash[SELECTED]
 
 
 def _is_about(path: Path, plugin: plugins.Plugin) -> bool:

@@ -32,6 +32,16 @@ class Options:
             help="Of this group only, if several have the name.",
         )
 
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Find the policies before anything is collected.
+
+        Raises:
+            pytest.UsageError: names every policy that cannot be held to laws.
+        """
+        from cotenant.conformance.selection import selection_of  # here, for the same reason
+
+        selection_of(config)
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: Sequence[str]) -> None:

@@ -9,6 +9,20 @@ import pytest
 from cotenant import plugins
 from cotenant.core.spelling import did_you_mean
 
+SELECTED = pytest.StashKey[list[plugins.Plugin]]()
+
+
+def selection_of(config: pytest.Config) -> list[plugins.Plugin]:
+    """Return the policies that a run of pytest is about.
+
+    Raises:
+        pytest.UsageError: see `selected`.
+    """
+    if SELECTED not in config.stash:
+        names, group = config.getoption("--policy", []), config.getoption("--group", "")
+        config.stash[SELECTED] = selected(names, group)
+    return config.stash[SELECTED]
+
 
 def selected(names: Sequence[str], group: str) -> list[plugins.Plugin]:
     """Return the policies that a run is about.
