@@ -81,7 +81,7 @@ relaxes to rack in 4 min
 
         server_seconds: time-out of the wait for one server; may be infinite.
         rack_seconds: time-out of the following wait for one rack; may be infinite.
-        dedicated_share: from this share of a server's GPUs on, a gang prefers an empty server; may be infinite.
+        dedicated_share: gangs with this share of a server's GPUs prefer an empty one; above 1: none; may be infinite.
         balance_cores: whether smaller gangs go where the largest share of the cores is free, instead of best fit.
         moves_max: maximum number of running jobs that are moved for one gang; at most 4.
         settled_seconds: a job is not moved until it has run this long since its last start; may be infinite.

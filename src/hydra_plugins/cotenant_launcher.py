@@ -41,7 +41,7 @@ class CotenantLauncher(Launcher):
         self._function: TaskFunction | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Take what Hydra gives each launcher."""
+        """Store what Hydra passes to each launcher."""
         self._context, self._function, self._config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:

@@ -383,14 +383,14 @@ class AsyncJob:
         return self.last_status
 
     async def suspend(self) -> JobStatus:
-        """Take the job from the queue until `resume`; if it runs, its processes are warned and stopped first."""
+        """Suspend the job until `resume`; if it runs, its processes are warned and stopped first."""
         request = SuspendJobRequest(id=self.id, request_id=uuid.uuid4().hex)
         answer = await self._client._call(lambda mesh: mesh.jobs.SuspendJob(request))
         self._message = answer.job
         return self.last_status
 
     async def resume(self) -> JobStatus:
-        """Put a suspended job, or one submitted with `hold`, back into the queue."""
+        """Requeue a suspended job, or one that was submitted with `hold`."""
         request = ResumeJobRequest(id=self.id, request_id=uuid.uuid4().hex)
         answer = await self._client._call(lambda mesh: mesh.jobs.ResumeJob(request))
         self._message = answer.job

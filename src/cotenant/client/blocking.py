@@ -284,11 +284,11 @@ class Job:
         return run(self._job.cancel())
 
     def suspend(self) -> JobStatus:
-        """Take the job from the queue until `resume`; if it runs, its processes are warned and stopped first."""
+        """Suspend the job until `resume`; if it runs, its processes are warned and stopped first."""
         return run(self._job.suspend())
 
     def resume(self) -> JobStatus:
-        """Put a suspended job, or one submitted with `hold`, back into the queue."""
+        """Requeue a suspended job, or one that was submitted with `hold`."""
         return run(self._job.resume())
 
     def rerun(self) -> Job | JobArray:

@@ -29,6 +29,7 @@ R = TypeVar("R", covariant=True)
 
 GENERIC = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node")
 VARIABLES = {"%j": '"$COTENANT_JOB_ID"', "%A": '"$COTENANT_JOB_ID"', "%t": '"$RANK"'}  # in the folder's name
+NO_FILE = "only the base class's _submit_command writes a submission file, and it is replaced"
 UNAVAILABLE, CLUSTER = -1, 2  # affinities, as submitit defines them
 STATES = {
     Phase.QUEUED: "PENDING",
@@ -144,14 +145,14 @@ class CotenantExecutor(core.PicklingExecutor):
         return self.job_class(folder=self.folder, job_id=job.id, tasks=list(range(self._num_tasks())))
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        raise NotImplementedError  # abstract in the base class, and used by its `_submit_command` only
+        raise NotImplementedError(NO_FILE)
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        raise NotImplementedError  # the same
+        raise NotImplementedError(NO_FILE)
 
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
-        raise NotImplementedError  # the same
+        raise NotImplementedError(NO_FILE)
 
     @property
     def _submitit_command_str(self) -> str:

@@ -16,7 +16,6 @@ from cotenant.conformance.selection import selection_of
 
 HERE = Path(__file__).parent
 OF_EVERY_GROUP = "every"
-pytest.register_assert_rewrite("cotenant.conformance.placement_streams")  # it asserts for the laws
 
 
 class BrokenLaw(TerminalRepr):

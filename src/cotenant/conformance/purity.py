@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -92,7 +92,7 @@ def chance(watch: Watch) -> Replacements:
 
 def _trap(name: str, original: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
     def trap(*arguments: Any, **others: Any) -> Any:
-        if not watch.is_on or _is_ours(sys._getframe(1).f_globals):
+        if not watch.is_on or _is_ours(sys._getframe(1).f_globals) or _is_import(sys._getframe(1)):
             return original(*arguments, **others)
         return watch.tripped(name)
 
@@ -103,11 +103,20 @@ def _trap_unseeded(watch: Watch) -> Callable[..., Any]:
     original = np.random.default_rng
 
     def default_rng(seed: Any = None) -> Any:
-        if seed is None and watch.is_on:
+        if seed is None and watch.is_on and not _is_import(sys._getframe(1)):
             watch.tripped("numpy.random.default_rng")
         return original(seed)
 
     return default_rng
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Return whether a call comes from a module that is being imported: a policy may import what it needs late."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _trapped_class(kind: type, names: tuple[str, ...], watch: Watch) -> type:
@@ -119,7 +128,7 @@ def _trapped_class(kind: type, names: tuple[str, ...], watch: Watch) -> type:
 
     def trapped(name: str) -> classmethod[Any, Any, Any]:
         def trap(cls: type, *arguments: Any, **others: Any) -> Any:
-            if not watch.is_on or _is_ours(sys._getframe(1).f_globals):
+            if not watch.is_on or _is_ours(sys._getframe(1).f_globals) or _is_import(sys._getframe(1)):
                 return getattr(kind, name)(*arguments, **others)
             return watch.tripped(f"datetime.{kind.__name__}.{name}")
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PACKAGE = "cotenant.conformance"
+pytest.register_assert_rewrite(f"{PACKAGE}.placement_streams")  # it asserts for the laws
 
 
 class Options:

@@ -179,7 +179,7 @@ def unwatched(plugin: plugins.Plugin, case: Case, of: Callable[[purity.Watch], p
             answers(policy, case)
         except purity.Impure:
             pass
-        except Exception:
+        except Exception:  # a policy may fail because a watched function did not answer it
             if not watch.used:
                 raise
     return watch.used

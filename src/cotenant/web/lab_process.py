@@ -148,13 +148,13 @@ class Progress:
         self._told = 0.0
 
     def runs(self, done: int, of: int) -> None:
-        """Take note that runs have ended."""
+        """Tell how many runs have ended."""
         self._done = done
         if done < of:
             self._say(0.0)
 
     def share(self, finished: float) -> None:
-        """Take note that a share of the present run has finished."""
+        """Tell which share of the present run has finished."""
         if time.monotonic() - self._told >= PROGRESS_SECONDS:
             self._say(finished)
 
