@@ -24,6 +24,8 @@ import http.server, os, sys
 port = next(int(word[7:]) for word in sys.argv if word.startswith("--port="))
 token = open(os.environ["JUPYTER_TOKEN_FILE"]).read()
 class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *words):
+        pass
     def do_GET(self):
         self.send_response(200 if self.path.endswith("token=" + token) else 403)
         self.end_headers()
@@ -180,7 +182,7 @@ def test_a_second_ctrl_c_ends_it_at_once(cli: Cli) -> None:
 
 
 def test_a_job_that_waits_says_why_and_can_be_given_up(cli: Cli) -> None:
-    waiting = Typed(cli, "run", "-it", "--gpus", "500", "--", "sh")
+    waiting = Typed(cli, "run", "-it", "--gpus", "5", "--", "sh")
     waiting.expect("NEVER_FITS")
     waiting.type("\x03")
     waiting.expect("was cancelled")
