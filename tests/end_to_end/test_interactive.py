@@ -18,6 +18,8 @@ from tests.end_to_end.scripts import shell
 from tests.end_to_end.typed import Typed
 from tests.end_to_end.waiting import until
 
+from cotenant.core.model.lifecycle import Phase
+
 ONE_CORE = ("--cpus", "1")
 JUPYTER = """#!/usr/bin/env python3
 import http.server, os, sys
@@ -181,12 +183,15 @@ def test_a_second_ctrl_c_ends_it_at_once(cli: Cli) -> None:
     assert client.returncode == 130
 
 
-def test_a_job_that_waits_says_why_and_can_be_given_up(cli: Cli) -> None:
-    waiting = Typed(cli, "run", "-it", "--gpus", "5", "--", "sh")
-    waiting.expect("NEVER_FITS")
+def test_a_job_that_waits_says_why_and_can_be_given_up(cli: Cli, mesh: Mesh) -> None:
+    blocking = cli.submit("--gpus", "4", "--cpus", "1", "--", "sleep", "1000")
+    mesh.client.wait_for(blocking, Phase.RUNNING)
+    waiting = Typed(cli, "run", "-it", "--gpus", "1", "--", "sh")
+    waiting.expect("queued")
     waiting.type("\x03")
     waiting.expect("was cancelled")
     assert waiting.wait() == 130
+    cli("cancel", blocking)
 
 
 def test_a_job_that_another_cancels_says_so(cli: Cli, terminal: Typed) -> None:

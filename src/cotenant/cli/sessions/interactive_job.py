@@ -140,6 +140,7 @@ class _Stay:
         self.interrupts = self.hang_up = 0
         self._changed = asyncio.Event()
         self._failed: BaseException | None = None
+        self._explained, self._explain_at = ExplainJobResponse(), 0.0  # why it waits, and when to ask again
         self._attached = False
         self._failures = 0  # sessions that failed one after the other
         self._main = asyncio.current_task()
@@ -229,9 +230,13 @@ class _Stay:
         """Show why the job waits and when it will probably start, until that changes."""
         phase, outlook = phase_line(self.job), ""
         if phase_of(self.job) == Phase.QUEUED:
-            with suppress(grpc.aio.AioRpcError):
-                answer: ExplainJobResponse = await self.mesh.jobs.ExplainJob(ExplainJobRequest(id=self.job.id))
-                outlook = f"; {answer.outlook}" if answer.outlook else ""
+            if time.monotonic() >= self._explain_at:
+                self._explain_at = time.monotonic() + OUTLOOK_SECONDS
+                with suppress(grpc.aio.AioRpcError):
+                    self._explained = await self.mesh.jobs.ExplainJob(ExplainJobRequest(id=self.job.id))
+            outlook = f"; {self._explained.outlook}" if self._explained.outlook else ""
+            if phase_of(self._explained.job) == Phase.QUEUED:
+                phase = phase_line(self._explained.job)  # has the reason of the last cycle
         self.line.show(f"{self.job.id} {phase}", outlook)
         await self._next_change(OUTLOOK_SECONDS)
 
