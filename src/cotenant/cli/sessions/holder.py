@@ -399,7 +399,7 @@ class Client:
         """Carry the streams until the holder says that the program has ended; return the exit code."""
         begin = b""
         if self.terminal:
-            tty.setraw(0)
+            tty.setraw(0, termios.TCSANOW)  # what was typed before is kept
             signal.signal(signal.SIGWINCH, lambda *_: self.link.send(RESIZE, self._size()))
             begin = self._size() + os.environ.get("TERM", "").encode()
         self.link.send(BEGIN, begin)
