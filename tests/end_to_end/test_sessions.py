@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import random
-import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from fcntl import ioctl
 from pathlib import Path
-from termios import TIOCSWINSZ
 
 import pytest
 from tests.end_to_end import remains
-from tests.end_to_end.commands import COTENANT, SECONDS_MAX, TRACEBACK, Cli
+from tests.end_to_end.commands import COTENANT, SECONDS_MAX, Cli
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.scripts import shell
+from tests.end_to_end.typed import Typed
 from tests.end_to_end.waiting import until
 
 from cotenant.core.model.lifecycle import Phase
@@ -56,38 +51,6 @@ def job(mesh: Mesh) -> str:
 @pytest.fixture(scope="module")
 def port(mesh: Mesh, job: str) -> int:
     return int(until(lambda: mesh.cli("logs", job).out, "the port of the echo"))
-
-
-class Typed:
-    """A command on a terminal of its own."""
-
-    def __init__(self, cli: Cli, *arguments: str, rows: int = 31, columns: int = 97) -> None:
-        self.pid, self.descriptor = pty.fork()
-        if self.pid == 0:
-            os.execve(COTENANT, [COTENANT, *arguments], {**cli.environment, "TERM": "vt100"})
-        self.resize(rows, columns)
-        self.said = b""
-
-    def resize(self, rows: int, columns: int) -> None:
-        ioctl(self.descriptor, TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def type(self, text: str) -> None:
-        os.write(self.descriptor, text.encode())
-
-    def expect(self, words: str) -> None:
-        """Read until these words were printed; forget what was printed up to them."""
-        deadline = time.monotonic() + SECONDS_MAX
-        while words.encode() not in self.said:
-            ready, _, _ = select.select([self.descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"{words!r} was not printed: {self.said!r}"
-            self.said += os.read(self.descriptor, 65536)
-        assert TRACEBACK.encode() not in self.said
-        self.said = self.said.partition(words.encode())[2]
-
-    def wait(self) -> int:
-        _, status = os.waitpid(self.pid, 0)
-        os.close(self.descriptor)
-        return os.waitstatus_to_exitcode(status)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from cotenant.cli.outcome import CommandError, ExitCode, print_version, usage_er
 JOBS, NODES, MESH, RESEARCH = "Jobs", "Nodes", "The mesh", "Research"
 _ENTRIES = (
     ("submit", "jobs.submit", "Submit jobs from files or options.", JOBS),
+    ("run", "sessions.run_command", "Run a program in a job and stay with it.", JOBS),
     ("rerun", "jobs.rerun", "Submit jobs again, as new jobs.", JOBS),
     ("jobs", "jobs.list_jobs", "List jobs.", JOBS),
     ("show", "jobs.show", "Show everything about a job.", JOBS),
@@ -20,7 +21,9 @@ _ENTRIES = (
     ("files", "jobs.files", "List the files in a job's working directory.", JOBS),
     ("cp", "jobs.cp", "Copy files out of a job's working directory.", JOBS),
     ("exec", "sessions.exec_command", "Run a command inside a running job.", JOBS),
+    ("attach", "sessions.run_command", "Rejoin a job of `run` after the connection was lost.", JOBS),
     ("forward", "sessions.forward", "Forward local ports to a running job.", JOBS),
+    ("notebook", "sessions.notebook", "Run JupyterLab in a job and reach it from this machine.", JOBS),
     ("wait", "jobs.wait", "Wait until jobs have ended; exit 0 if all succeeded.", JOBS),
     ("cancel", "jobs.change", "Cancel jobs.", JOBS),
     ("suspend", "jobs.change", "Stop jobs and hold them until they are resumed.", JOBS),

@@ -34,7 +34,7 @@ FOREIGN_COMMANDS: Mapping[str, Sequence[str]] = MappingProxyType(  # names from 
         "queue": ("jobs",),
         "squeue": ("jobs",),
         "sinfo": ("nodes",),
-        "run": ("submit",),
+        "srun": ("run",),
         "sbatch": ("submit",),
         "kill": ("cancel",),
         "delete": ("cancel",),

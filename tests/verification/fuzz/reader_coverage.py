@@ -76,6 +76,7 @@ BY_SERVERS = {  # reached only by a whole server: the target that runs one
 }
 UNPARSED = "copies the bytes, or writes its own"
 OF_OUR_CHILD = "written only by our own process"
+OF_ITS_USER = "runs in a job, and reads only what processes of the job's user write"
 OF_DEV_NULL = "opens only /dev/null"
 OF_CALLER = "a pickle from the caller's own job, which runs as the caller"
 EXCUSED = {
@@ -131,7 +132,16 @@ EXCUSED = {
     "services/queue/jobs/failure_classifier.py:_shipped": OURS,
     "src/cotenant/rpc/server.py:_bind_error": "binds a port, receives nothing",
     "src/cotenant/rpc/descriptors.py:DescriptorSource.read": "passes bytes on, reads nothing in them",
-    "src/cotenant/cli/sessions/forward.py:_listen": "binds a port, passes bytes on",
+    "src/cotenant/cli/sessions/forward.py:listen": "binds a port, passes bytes on",
+    "src/cotenant/cli/sessions/held_command.py:source": OURS,
+    "src/cotenant/cli/sessions/holder.py:is_own": KERNEL,
+    "src/cotenant/cli/sessions/holder.py:read": OF_ITS_USER,
+    "src/cotenant/cli/sessions/holder.py:Holder.__init__": OF_ITS_USER,
+    "src/cotenant/cli/sessions/holder.py:Client._size": KERNEL,
+    "src/cotenant/cli/sessions/holder.py:_unread": KERNEL,
+    "src/cotenant/cli/sessions/holder.py:attach": OF_ITS_USER,
+    "src/cotenant/cli/sessions/notebook_server.py:free_port": "binds a port, receives nothing",
+    "src/cotenant/cli/sessions/notebook_server.py:accepts": "connects, receives nothing",
     "src/cotenant/simulator/overlays/cpu_jobs.py:sample": OURS,
     "src/cotenant/simulator/physics/models.py:bundled": OURS,
     "node_agent/enforcement/bpf.py:attach_device_program": KERNEL,

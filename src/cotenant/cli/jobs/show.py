@@ -19,6 +19,7 @@ from cotenant.cli.jobs.job_lines import exit_line
 from cotenant.cli.name_lookup import find_job_or_array, phase_of, read_tasks
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import print_card
+from cotenant.cli.sessions.held_command import shown_command
 from cotenant.codec.dependencies import condition_of
 from cotenant.codec.specs import fields_from_wire, spec_from_wire, triggers_from_wire
 from cotenant.core.model.dependencies import Condition
@@ -168,7 +169,7 @@ def _spec_lines(spec: JobSpec) -> Pairs:
         amounts = "".join(f", {_amount(kind, size)}" for kind, size in present(requests) if size)
         kind = f" {requests.gpu_type}" if requests.gpu_type else ""
         yield f"role {role.name}", f"{_replicas(role)} × ({gpus(requests.gpu_milli)}{kind}, {cores}{amounts})"
-    yield "command", shlex.join(spec.command)
+    yield "command", shlex.join(shown_command(spec.command))
     lines = field_lines(spec)
     yield from ((label, lines.pop(label, "")) for label in ("model", "priority", "preemptible"))
     yield "locality", views.locality_of(spec)

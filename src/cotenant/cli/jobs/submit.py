@@ -118,7 +118,7 @@ def submit(
         drafts = [draft.submitted_from(folder, os.environ) for draft in read_drafts(files or [], job, time.time())]
         drafts = drafts if no_notify else with_default_targets(drafts, defaults)
     if not like or "upload" in {key.text for key, _ in job.entries}:  # else it has the earlier job's folder already
-        drafts = _upload(Flags.of(context), drafts, dry_run)
+        drafts = upload_folders(Flags.of(context), drafts, dry_run)
     drafts = without_targets(drafts) if no_notify else drafts
     bell = Bell(wanted=defaults.bell and not no_bell)
     steps = order_steps(drafts)
@@ -128,7 +128,7 @@ def submit(
         )
     accepted: list[Job | Array] = []
     try:
-        with_mesh(Flags.of(context), lambda mesh: _submit(mesh, steps, request_id, dry_run, accepted), unary=True)
+        with_mesh(Flags.of(context), lambda mesh: submit_steps(mesh, steps, request_id, dry_run, accepted), unary=True)
         _warn_of_objectives(accepted)
         if wait or following:
             from cotenant.cli.jobs.submit_wait import wait_for  # streams need far more modules than a call
@@ -145,7 +145,7 @@ def submit(
     print_accepted(accepted, as_json, dry_run, waited=wait or following)
 
 
-def _upload(flags: Flags, drafts: list[Draft], dry_run: bool) -> list[Draft]:
+def upload_folders(flags: Flags, drafts: list[Draft], dry_run: bool) -> list[Draft]:
     """Upload the folders that jobs take along, and return the jobs with their ids."""
     if not any(draft.spec.upload for draft in drafts):
         return drafts
@@ -162,7 +162,7 @@ def example_text() -> str:
     return resources("cotenant.cli.jobs").joinpath("example.yaml").read_text(encoding="utf-8")
 
 
-async def _submit(
+async def submit_steps(
     mesh: Mesh, steps: Sequence[Step], request_id: str, dry_run: bool, accepted: list[Job | Array]
 ) -> None:
     """Submit the jobs one by one, and collect them in `accepted` in file order; several are all checked first."""

@@ -1,1 +1,1 @@
-"""Commands that work inside running jobs: run a command there, reach its ports."""
+"""Commands that work inside jobs: interactive jobs, a command in a running job, its ports."""

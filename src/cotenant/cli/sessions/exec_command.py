@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, with_mesh
@@ -14,7 +15,10 @@ from cotenant.cli.name_lookup import find_job
 from cotenant.cli.outcome import Exit, usage_error
 from cotenant.core.model.validation import REPLICAS_MAX
 from cotenant.deferred import asyncio
-from cotenant.v1.session_pb2 import ExecSession, SessionFrame, SessionStart
+from cotenant.v1.session_pb2 import ExecSession, SessionEnd, SessionFrame, SessionStart
+
+if TYPE_CHECKING:
+    from cotenant.rpc.session_peer import Sink, Source, Stream
 
 
 def register(app: typer.Typer) -> None:
@@ -71,12 +75,27 @@ async def _exec(mesh: Mesh, text: str, rank: int | None, words: list[str], on_te
 
 async def run_session(mesh: Mesh, start: SessionStart, *, on_terminal: bool, with_input: bool) -> int:
     """Run a session that takes this command's place; return its exit code."""
-    from cotenant.cli.sessions.session_call import carry, exit_code_of, own_streams
+    from cotenant.cli.sessions.session_call import exit_code_of, own_streams
+
+    streams = own_streams(with_input=with_input)
+    return exit_code_of(await carry_on_terminal(mesh, start, *streams, on_terminal=on_terminal))
+
+
+async def carry_on_terminal(
+    mesh: Mesh,
+    start: SessionStart,
+    sources: Mapping[Stream, Source],
+    sinks: Mapping[Stream, Sink],
+    *,
+    on_terminal: bool,
+) -> SessionEnd:
+    """Carry a session to its end, on this command's terminal if `on_terminal`; return how it ended."""
+    from cotenant.cli.sessions.session_call import carry
     from cotenant.cli.sessions.terminal import raw_terminal, terminal_size
     from cotenant.rpc.session_peer import SessionPeer
 
     descriptor = sys.stdin.fileno()
-    peer = SessionPeer(*own_streams(with_input=with_input))
+    peer = SessionPeer(sources, sinks)
     resizing: set[asyncio.Task[None]] = set()
 
     def resized() -> None:
@@ -89,5 +108,4 @@ async def run_session(mesh: Mesh, start: SessionStart, *, on_terminal: bool, wit
         start.exec.terminal_type = os.environ.get("TERM", "")
     raw = raw_terminal(descriptor, resized) if on_terminal and sys.stdin.isatty() else nullcontext()
     with raw:
-        end = await carry(mesh, start, peer)
-    return exit_code_of(end)
+        return await carry(mesh, start, peer)

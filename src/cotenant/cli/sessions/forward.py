@@ -86,13 +86,14 @@ async def _forward(mesh: Mesh, text: str, rank: int | None, ports: list[tuple[in
     _check_not_ended(job)
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     watching: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    forwarders: list[_Forwarder] = []
+    forwarders: list[Forwarder] = []
     try:
         for port, local in ports:
             start = SessionStart(id=job.id, rank=rank, forward=ForwardSession(port=port))
-            forwarders.append(_Forwarder(mesh, start, _listen(bind, local), over))
+            forwarders.append(Forwarder(mesh, start, listen(bind, local), over))
         for one in forwarders:
             one.open()
+            print(one.line, flush=True)
         watching = asyncio.ensure_future(_until_ended(mesh, job.id))
         await asyncio.wait((over, watching), return_when=asyncio.FIRST_COMPLETED)
         for ended in (over, watching):
@@ -122,7 +123,12 @@ def _check_not_ended(job: Job) -> None:
         raise CommandError(f"job {job.id} has ended: it {'was cancelled' if phase == Phase.CANCELLED else phase}")
 
 
-def _listen(address: str, port: int) -> socket.socket:
+def listen(address: str, port: int) -> socket.socket:
+    """Return a socket that listens on a local port.
+
+    Raises:
+        CommandError: it cannot.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -137,7 +143,7 @@ def _listen(address: str, port: int) -> socket.socket:
     return listening
 
 
-class _Forwarder:
+class Forwarder:
     """One local port: each connection is a session of its own."""
 
     def __init__(self, mesh: Mesh, start: SessionStart, listening: socket.socket, over: asyncio.Future[None]) -> None:
@@ -146,10 +152,23 @@ class _Forwarder:
 
     def open(self) -> None:
         """Accept connections from now on."""
+        self._track(self._accept())
+
+    @property
+    def line(self) -> str:
+        """Return what is connected to what, on one line."""
         address, port = self._listening.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
-        print(f"{shown}:{port} -> {self._start.id}:{self._start.forward.port}", flush=True)
-        self._track(self._accept())
+        return f"{shown}:{port} -> {self._start.id}:{self._start.forward.port}"
+
+    @property
+    def local_port(self) -> int:
+        """Return the local port."""
+        return int(self._listening.getsockname()[1])
+
+    def lead_to(self, port: int) -> None:
+        """Connect to another port of the job from now on."""
+        self._start.forward.port = port
 
     async def _accept(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -10,7 +11,7 @@ from contextlib import aclosing
 import grpc.aio
 
 from cotenant.cli.connection import Mesh
-from cotenant.cli.outcome import CommandError, OutputClosed
+from cotenant.cli.outcome import CommandError, Exit, OutputClosed
 from cotenant.rpc.descriptors import DescriptorSink, DescriptorSource
 from cotenant.rpc.session_peer import SessionPeer, Sink, Source, Stream
 from cotenant.v1 import session_pb2
@@ -37,9 +38,24 @@ class _Output(DescriptorSink):
         return True
 
 
-def own_streams(*, with_input: bool) -> tuple[dict[Stream, Source], dict[Stream, Sink]]:
-    """Return the sources and sinks of a session that takes this command's place."""
-    sources: dict[Stream, Source] = {INPUT: DescriptorSource(sys.stdin.fileno())} if with_input else {}
+class _Terminal(DescriptorSource):
+    """This command's terminal."""
+
+    def read(self, most: int) -> bytes | None:
+        """Return what was typed. Raises `Exit` when the terminal is closed, which is no end of the input."""
+        data = super().read(most)
+        if data == b"":
+            raise Exit(SIGNALLED + signal.SIGHUP)
+        return data
+
+
+def own_streams(*, with_input: bool, hangs_up: bool = False) -> tuple[dict[Stream, Source], dict[Stream, Sink]]:
+    """Return the sources and sinks of a session that takes this command's place.
+
+    With `hangs_up`, the input is a terminal, and the session fails with it instead of passing on the end of the input.
+    """
+    read = _Terminal if hangs_up else DescriptorSource
+    sources: dict[Stream, Source] = {INPUT: read(sys.stdin.fileno())} if with_input else {}
     sinks: dict[Stream, Sink] = {
         OUTPUT: _Output(sys.stdout.fileno(), closes=False),
         ERROR: _Output(sys.stderr.fileno(), closes=False),

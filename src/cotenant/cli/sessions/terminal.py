@@ -8,7 +8,7 @@ import signal
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from cotenant.v1.session_pb2 import TerminalSize
 
@@ -41,6 +41,7 @@ def raw_terminal(descriptor: int, resized: Callable[[], None]) -> Iterator[None]
         tty.setraw(descriptor, termios.TCSANOW)  # what was typed in the meantime is kept
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSANOW, before)  # also if nobody reads the terminal
+        with suppress(termios.error):  # it was closed
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)  # also if nobody reads the terminal
         for number in (signal.SIGWINCH, *ENDING):
             loop.remove_signal_handler(number)
