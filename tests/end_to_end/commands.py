@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.end_to_end.command_server import CommandServer
 from tests.end_to_end.waiting import until
 
 COTENANT = str(Path(sys.executable).with_name("cotenant"))
+SERVER = CommandServer(COTENANT)
+LONG = frozenset({"up", "serve", "demo", "simulate", "compare"})  # start processes of their own, or compute
 SECONDS_MAX = 60.0
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -54,20 +57,29 @@ class Cli:
         self, *arguments: str | Path, code: int = 0, stdin: str = "", seconds: float = SECONDS_MAX, **more: str
     ) -> Outcome:
         """Run a command that must exit with this code."""
-        ended = subprocess.run(
-            [COTENANT, *map(str, arguments)],
+        ended = self._run([*map(str, arguments)], stdin, seconds, more)
+        outcome = Outcome(ended.returncode, ended.stdout, ended.stderr)
+        assert TRACEBACK not in outcome.out + outcome.err, outcome.err
+        assert outcome.code == code, f"{arguments} exited with {outcome.code}, not {code}:\n{outcome.out}{outcome.err}"
+        return outcome
+
+    def _run(
+        self, arguments: list[str], stdin: str, seconds: float, more: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in a process of its own; if it is short, in one forked from the command server."""
+        environment = {**self.environment, **more}
+        if not (more or LONG.intersection(arguments)):
+            return SERVER.run(arguments, environment=environment, folder=self.folder, stdin=stdin, seconds=seconds)
+        return subprocess.run(
+            [COTENANT, *arguments],
             input=stdin,
             cwd=self.folder,
-            env={**self.environment, **more},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=seconds,
             check=False,
         )
-        outcome = Outcome(ended.returncode, ended.stdout, ended.stderr)
-        assert TRACEBACK not in outcome.out + outcome.err, outcome.err
-        assert outcome.code == code, f"{arguments} exited with {outcome.code}, not {code}:\n{outcome.out}{outcome.err}"
-        return outcome
 
     def json(self, *arguments: str | Path) -> Any:
         """Run a command that prints JSON and return the value."""
@@ -75,14 +87,7 @@ class Cli:
 
     def json_of_any_end(self, *arguments: str | Path) -> Any:
         """Run a command that prints JSON even if it fails, such as `status`, and return the value."""
-        ended = subprocess.run(
-            [COTENANT, *map(str, arguments), "--json"],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_MAX,
-            check=False,
-        )
+        ended = self._run([*map(str, arguments), "--json"], "", SECONDS_MAX, {})
         assert TRACEBACK not in ended.stdout + ended.stderr, ended.stderr
         return json.loads(ended.stdout)
 
