@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -19,6 +20,7 @@ from cotenant.cli.outcome import (
     usage_error,
 )
 from cotenant.cli.quick import quick_command
+from cotenant.rpc.gc_tuning import THRESHOLDS
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,7 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal may lack some characters
-    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+    gc.set_threshold(*THRESHOLDS)  # what a command imports is no garbage
+    code = run(sys.argv[1:] if arguments is None else list(arguments))
+    gc.freeze()  # the interpreter need not search what ends with the process
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
