@@ -10,7 +10,7 @@ from tests.support.paths import ROOT
 from tests.verification.mutation.code_mutants import mutants_of
 
 MODULES = [
-    "src/cotenant/core/capacity/ledger.py",
+    pytest.param("src/cotenant/core/capacity/ledger.py", marks=pytest.mark.deep),
     "src/cotenant/core/scheduling/preemption.py",
     "policies/las.py",
     "policies/multi_array/split.py",
