@@ -34,6 +34,10 @@ RETRY_RULES_DEFAULT = RetryRules()
 PHASES, STATES = specs.PHASES, specs.ATTEMPT_STATES
 
 MOVED = (job_pb2.STOP_REASON_MIGRATED, job_pb2.STOP_REASON_CONTENTION)  # stopped for other jobs' sake, to run elsewhere
+WHY_STOPPED = {
+    job_pb2.STOP_REASON_PREEMPTED: "jobs before it in the order need what it held",
+    job_pb2.STOP_REASON_RECLAIMED: "it ran on resources reserved for other jobs, one of which has arrived",
+}
 _AGE = {AttemptState.ASSIGNED: 0, AttemptState.RUNNING: 1, AttemptState.STOPPING: 2}  # older states are stale
 _AGE_ENDED = 3
 
@@ -404,4 +408,5 @@ def _credit(job: job_pb2.Job) -> None:
 def _reason(attempt: job_pb2.Attempt) -> str:
     names = specs.STOP_REASONS.names
     reason = names.get(attempt.stop_reason, "stopped").replace("_", " ")
-    return f"{reason}: {attempt.stop_detail}" if attempt.stop_detail else reason
+    detail = attempt.stop_detail or WHY_STOPPED.get(attempt.stop_reason, "")
+    return f"{reason}: {detail}" if detail else reason
