@@ -41,6 +41,7 @@ class Scenario:
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     seed: int = 0
     overlay: str = ""
+    recorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # options of a snapshot's policies
 
     @classmethod
     def of_snapshot(cls, path: Path | str) -> Self:
@@ -57,7 +58,22 @@ class Scenario:
         if taken.rules:
             options["simulator"] = dict(taken.rules)
         base = cls(str(path), str(path), SNAPSHOT, predictor=Recorded.name, tenants=taken.tenants)
-        return base.choosing(names, options)
+        return replace(base.choosing(names, options), recorded=options)
+
+    def as_arm(self, names: Mapping[str, str], options: Mapping[str, Mapping[str, str]]) -> Self:
+        """Return the scenario with other policies by group and more options.
+
+        Options stay, as they are shared by all arms, but for those that a snapshot recorded of a replaced policy.
+        """
+        replaced = [group for group, name in names.items() if name != getattr(self, group)]
+        merged = {group: dict(given) for group, given in self.options.items()}
+        for group in replaced:
+            left = self.recorded.get(group, {}).items()
+            merged[group] = {key: value for key, value in merged.get(group, {}).items() if (key, value) not in left}
+        for group, given in options.items():
+            merged.setdefault(group, {}).update(given)
+        kept = {group: given for group, given in merged.items() if given}
+        return replace(self, options=kept, **names)  # type: ignore[arg-type]  # names of policies, which are texts
 
     def choosing(self, names: Mapping[str, str], options: Mapping[str, Mapping[str, str]]) -> Self:
         """Return the scenario with other policies by group and more options; replaced policies lose their options."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,15 @@ def test_an_arm_differs_in_what_it_says() -> None:
     assert (ours.scenario.queue, ours.scenario.placement, ours.scenario.predictor) == ("las", "count", "noisy-oracle")
     assert ours.scenario.options == {"queue": {"mode": "backfill", "thresholds": "1,2"}, "predictor": {"spread": "1"}}
     assert SHARED.options == {"queue": {"mode": "backfill"}}
+
+
+def test_options_that_a_snapshot_recorded_are_those_of_its_own_policy() -> None:
+    recorded = {"queue": {"mode": "strict"}, "simulator": {"fair_share": "off"}}
+    shared = replace(SHARED, queue="fifo", options={**recorded, "predictor": {"spread": "1"}}, recorded=recorded)
+    (las, fifo, ours) = arms_of(["las", "fifo"], ["ours=las,queue.thresholds=1,2"], shared)
+    others = {"simulator": {"fair_share": "off"}, "predictor": {"spread": "1"}}
+    assert (las.scenario.options, fifo.scenario.options) == (others, shared.options)
+    assert ours.scenario.options == {**others, "queue": {"thresholds": "1,2"}}
 
 
 @pytest.mark.parametrize(

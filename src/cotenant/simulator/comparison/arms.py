@@ -8,8 +8,8 @@ contain commas: `a=las,queue.thresholds=3250,7200`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cotenant.core.model.validation import shown
 from cotenant.core.policy.profiles import PROFILES
@@ -65,7 +65,7 @@ def _named(text: str, shared: Scenario) -> ComparedArm:
         options[key.strip()] = value
     if not name:
         raise BadArm(f"arm {shown(text)} names no queue policy")
-    return ComparedArm(text.strip(), replace(shared, queue=name, options=_with(shared, {"queue": options})))
+    return ComparedArm(text.strip(), shared.as_arm({"queue": name}, {"queue": options}))
 
 
 def _labelled(text: str, shared: Scenario) -> ComparedArm:
@@ -78,8 +78,7 @@ def _labelled(text: str, shared: Scenario) -> ComparedArm:
     choices, options = _choices(text, rest)
     if choices.get("queue") in PROFILES:
         shared = shared.choosing({}, {"simulator": options.get("simulator", {})}).under(PROFILES[choices.pop("queue")])
-    scenario = replace(shared, options=_with(shared, options))
-    return ComparedArm(label, replace(scenario, **choices))  # type: ignore[arg-type]  # of groups, which are texts
+    return ComparedArm(label, shared.as_arm(choices, options))
 
 
 def _choices(text: str, rest: str) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
@@ -115,12 +114,3 @@ def _pieces(rest: str) -> list[str]:
         else:
             pieces[-1] += f",{piece}"
     return pieces
-
-
-def _with(shared: Scenario, options: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """Return the shared options updated by others."""
-    merged = {group: dict(given) for group, given in shared.options.items()}
-    for group, given in options.items():
-        if given:
-            merged.setdefault(group, {}).update(given)
-    return merged
