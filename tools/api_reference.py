@@ -62,8 +62,8 @@ TEXT = """\
 
 The services and messages of the package `cotenant.v1`. Drawn by `make docs` from the comments and options in
 `protos/cotenant/v1`; a test fails if these pages differ. [Calling Cotenant over gRPC](../tutorials/grpc.md) shows how
-to begin; [what stays compatible](../compatibility.md) says what a release may change, and how to call the API with
-JSON over HTTP.
+to begin; [JSON over HTTP](../http.md) shows how to call the API without it;
+[what stays compatible](../compatibility.md) says what a release may change.
 
 Messages and enums that several services use are on the page [Shared messages](shared-messages.md).
 
