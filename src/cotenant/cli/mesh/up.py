@@ -331,7 +331,9 @@ async def run(
         telemetry.shutdown()
 
 
-async def _serve(config: MeshConfig, agents: AgentProcesses | None, http: HttpSettings, *, at_terminal: bool) -> None:
+async def _serve(
+    config: MeshConfig, agents: AgentProcesses | None = None, http: HttpSettings = NO_HTTP, *, at_terminal: bool = False
+) -> None:
     """Run the mesh, its dashboard and its gateway until cancelled."""
     async with AsyncExitStack() as closing:
         dashboard = None if http.web_port is None else open_dashboard(config, http.web_port)
