@@ -6,6 +6,8 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv
 STAMP := $(VENV)/.installed
+# An environment of its own: schemathesis brings forty packages.
+SCHEMATHESIS := .cotenant/schemathesis
 SOURCES := pyproject.toml hatch_build.py $(shell find protos -name "*.proto")
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export GRPC_VERBOSITY ?= ERROR
@@ -16,7 +18,7 @@ ARGS ?=
 # One run in several processes, scheduled by tests/support/scheduler.py.
 RUN := python -m tests.support.compile && pytest -q -r fER -n auto --dist loadgroup tests src
 
-.PHONY: help setup test durations verify fuzz chaos test-vm test-images operations tests lint bench docs site reproduce demo clean
+.PHONY: help setup test durations verify fuzz chaos test-vm test-images test-api test-typescript operations tests lint bench docs site reproduce demo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -66,6 +68,15 @@ chaos: $(STAMP) ## inject kills, partitions and other faults into a real mesh, a
 test-vm: $(STAMP) ## run the node agent's tests in virtual machines, under QEMU (ARGS="-k numa" selects tests)
 	@printf '\n── virtual machines\n'
 	@python -m tools.vm $(ARGS)
+
+test-api: $(STAMP) ## call a live mesh over HTTP as its OpenAPI document allows, with schemathesis
+	@[ -x $(SCHEMATHESIS)/bin/schemathesis ] || { python -m venv $(SCHEMATHESIS) && \
+	  $(SCHEMATHESIS)/bin/python -m pip install --quiet 'schemathesis>=4.32,<5'; }
+	@COTENANT_API_EXAMPLES=$${COTENANT_API_EXAMPLES:-20} pytest -q --timeout 900 tests/end_to_end/test_gateway.py -k schemathesis
+
+test-typescript: $(STAMP) ## build the client for Node with npm, pack it, and test it against a live mesh
+	@cd clients/typescript && npm ci --ignore-scripts && npm run --silent build && npm pack --silent --ignore-scripts
+	@pytest -q tests/end_to_end/test_gateway.py -k node
 
 lint: $(STAMP) ## check style, types, package layers, protos and the documentation site
 	@printf '── lint\n'

@@ -1,4 +1,4 @@
-"""Build hook: compiles protos/ into packages of cotenant for wheels and development installs."""
+"""Build hook: compiles protos/ into packages of cotenant for wheels and development installs, and ships the protos."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 GENERATED = ("v1", "agent", "internal", "storage")  # below src/cotenant; git ignores them
+SHIPPED = "protos"  # likewise: the public protos and what they import, for clients in other languages
+FOREIGN = (  # protos of googleapis-common-protos: those that ours import, and the details of errors
+    *("google/api/annotations.proto", "google/api/field_behavior.proto", "google/api/http.proto"),
+    *("google/rpc/error_details.proto", "google/rpc/status.proto"),
+)
 
 
 def plugin(name: str) -> str:
@@ -62,9 +67,33 @@ def compile_protos(root: Path) -> None:
         (root / "src" / package / "__init__.py").write_text(text)
 
 
+def ship_protos(root: Path) -> None:
+    """Copy the public protos into the package, with what they import and their descriptors with comments."""
+    from grpc_tools import protoc
+
+    shipped = root / "src" / "cotenant" / SHIPPED
+    shutil.rmtree(shipped, ignore_errors=True)
+    shutil.copytree(root / "protos" / "cotenant" / "v1", shipped / "cotenant" / "v1")
+    for name in FOREIGN:
+        (shipped / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(google_protos() / name, shipped / name)
+    command = [
+        "protoc",
+        f"--proto_path={shipped}",
+        f"--proto_path={files('grpc_tools') / '_proto'}",
+        f"--descriptor_set_out={shipped / 'descriptors.binpb'}",
+        "--include_imports",
+        "--include_source_info",
+        *map(str, sorted(shipped.rglob("*.proto"))),
+    ]
+    if protoc.main(command) != 0:
+        raise RuntimeError("protoc rejected a public file under protos/; see its message above")
+
+
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's own generic, unused here
     """Hatch hook that runs before the files of the wheel are collected."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the stubs; they are part of the wheel although git ignores them."""
         compile_protos(Path(self.root))
+        ship_protos(Path(self.root))

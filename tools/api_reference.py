@@ -11,10 +11,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # make runs this file, not a module
 
-from tools import api_model  # noqa: E402 - the root of the checkout has to be on the path first
-from tools.api_model import Api, ApiEnum, ApiField, ApiMessage, ApiMethod, ApiService  # noqa: E402 - as above
+from tools import protos  # noqa: E402 - the root of the checkout has to be on the path first
 
 from cotenant.codec.method_rules import DEADLINE_SECONDS_DEFAULT  # noqa: E402 - as above
+from cotenant.transcoding import api_model  # noqa: E402 - as above
+from cotenant.transcoding.api_model import (  # noqa: E402 - as above
+    Api,
+    ApiEnum,
+    ApiField,
+    ApiMessage,
+    ApiMethod,
+    ApiService,
+)
 from cotenant.v1 import options_pb2  # noqa: E402 - as above
 
 PAGES = ROOT / "docs" / "api"
@@ -54,8 +62,8 @@ TEXT = """\
 
 The services and messages of the package `cotenant.v1`. Drawn by `make docs` from the comments and options in
 `protos/cotenant/v1`; a test fails if these pages differ. [Calling Cotenant over gRPC](../tutorials/grpc.md) shows how
-to begin; [what stays compatible](../compatibility.md) says what a release may change, and how to call the API with
-JSON over HTTP.
+to begin; [JSON over HTTP](../http.md) shows how to call the API without it;
+[what stays compatible](../compatibility.md) says what a release may change.
 
 Messages and enums that several services use are on the page [Shared messages](shared-messages.md).
 
@@ -335,5 +343,5 @@ def write(pages: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    write(Reference(api_model.load()).pages)
+    write(Reference(api_model.load(protos.descriptors())).pages)
     print(f"   wrote {PAGES.relative_to(ROOT)}")

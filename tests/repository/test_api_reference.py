@@ -3,10 +3,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from tools import api_model
+from tools import protos
 from tools.api_reference import PAGES, Reference, page_of
 
-API = api_model.load()
+from cotenant.transcoding import api_model
+
+API = api_model.load(protos.descriptors())
 WRITTEN = {path.name: path.read_text() for path in PAGES.glob("*.md")}
 LINK = re.compile(r"\]\(([\w-]*(?:\.md)?)#([^)]+)\)")
 HEADING = re.compile(r"^#+ (\w+)$", re.MULTILINE)

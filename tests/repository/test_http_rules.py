@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
-from tools import api_model
-from tools.api_model import ApiField, ApiMethod, HttpRule
+from tools import protos
 
-API = api_model.load()
+from cotenant.transcoding import api_model
+from cotenant.transcoding.api_model import ApiField, ApiMethod, HttpRule
+
+API = api_model.load(protos.descriptors())
 METHODS = {f"{service.name}.{method.name}": method for service in API.services for method in service.methods}
 VARIABLE = re.compile(r"\{([^}]*)\}")
 IN_A_QUERY = {"google.protobuf.Timestamp", "google.protobuf.Duration", "google.protobuf.FieldMask"}  # JSON strings

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from google.protobuf.compiler import plugin_pb2
-from tools import api_model, protos
+from tools import protos
+
+from cotenant.transcoding import api_model
 
 OPENAPI, GATEWAY = "protoc-gen-swagger", "protoc-gen-grpc-gateway"
 PUBLIC = "cotenant/v1/"
@@ -43,7 +45,7 @@ def openapi() -> Mapping[str, Any]:
 
 
 def rules() -> set[tuple[str, str, str]]:
-    methods = [method for service in api_model.load().services for method in service.methods]
+    methods = [method for service in api_model.load(protos.descriptors()).services for method in service.methods]
     return {(method.name, method.http.verb, method.http.path) for method in methods if method.http}
 
 

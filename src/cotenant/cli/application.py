@@ -62,6 +62,8 @@ _ENTRIES = (
     ("health", "mesh.health", "Check that each service is serving.", MESH),
     ("policies", "mesh.policies", "List installed policies and whether they load.", MESH),
     ("replicas", "mesh.replicas", "List the processes of each service and their leaders.", MESH),
+    ("openapi", "mesh.openapi", "Print the OpenAPI document of the API.", MESH),
+    ("protos", "mesh.openapi", "Show or copy the protos of the API.", MESH),
     ("simulate", "research.simulate", "Replay a trace on a simulated cluster.", RESEARCH),
     ("trace", "research.trace", "Summarize a trace or convert it to Cotenant's format.", RESEARCH),
     ("compare", "research.compare", "Compare policies on the same trace and cluster.", RESEARCH),

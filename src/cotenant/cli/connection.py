@@ -129,7 +129,7 @@ class Mesh:
             ]
         from cotenant.v1.process_service_pb2 import GetProcessRequest
 
-        entry = self._channel("contention")
+        entry = self.channel_to("contention")
         try:
             answer = await self.process_stub(*self.entries()[0][:2]).GetProcess(GetProcessRequest())
         except grpc.aio.AioRpcError:
@@ -161,10 +161,10 @@ class Mesh:
         firsts: set[str] = set()
         for service, address in self._known().items():
             if not self.is_given(service):
-                channels[service] = self._channel(service).to(service)
+                channels[service] = self.channel_to(service).to(service)
             elif address not in firsts:
                 firsts.add(address)
-                channels[service] = self._channel(service)
+                channels[service] = self.channel_to(service)
         return {
             service: cast("PolicyServiceAsyncStub", _grpc_stub("PolicyService", one))
             for service, one in channels.items()
@@ -217,7 +217,7 @@ class Mesh:
     def _stub(self, service: str, name: str) -> Any:
         """Return the stub of a gRPC service."""
         if not self.unary:
-            return _grpc_stub(name, self._channel(service))
+            return _grpc_stub(name, self.channel_to(service))
         address = self._address(service)
         if address not in self._clients:
             self._clients[address] = UnaryClient(*host_and_port(address))
@@ -230,7 +230,8 @@ class Mesh:
             self._clients[address], self._access.token, _descriptor(name), None if self._strictly else with_grpc
         )
 
-    def _channel(self, service: str) -> Channel:
+    def channel_to(self, service: str) -> Channel:
+        """Return the channel to a service; without an address of its own, to a process that routes its calls."""
         return self._connected(self._address(service))
 
     def _connected(self, address: str, called: str = "") -> Channel:

@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
-import ssl
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
-
 from cotenant import file_descriptors
 from cotenant.cli.mesh import login_links
 from cotenant.rpc.access import Access, find, read_token
 from cotenant.web.application import Site, application
-
-CERTIFICATE_SECONDS = 10.0  # between two looks at its files
-END_SECONDS_MAX = 1
+from cotenant.web.http_server import serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,70 +62,12 @@ async def _serve(settings: Settings) -> None:
         names=settings.names,
         token_hint=_token_hint(Path(settings.state_dir)),
     )
-    config = uvicorn.Config(
-        application(site),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=END_SECONDS_MAX,
-    )
-    config.load()
-    server = uvicorn.Server(config)
-    work = []
-    if settings.https:
-        config.ssl = _tls(settings)
-        work.append(asyncio.create_task(_renew(config.ssl, settings)))
-    if settings.parent:
-        work.append(asyncio.create_task(_end_with_parent(server)))
-    try:
-        await server.serve(sockets=[listening])
-    finally:
-        for task in work:
-            task.cancel()
+    files = (settings.cert, settings.key) if settings.https else None
+    await serve(application(site), listening, tls=files, with_parent=settings.parent)
 
 
 def _token_hint(state_dir: Path) -> str:
     return str(state_dir / "token") if (state_dir / "token").exists() else ""
-
-
-def _tls(settings: Settings) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(settings.cert, settings.key)
-    return context
-
-
-async def _renew(context: ssl.SSLContext, settings: Settings) -> None:
-    """Read a certificate that was replaced; one that cannot be read is tried again."""
-    read = 0.0
-    while True:
-        changed = _written(settings.cert, settings.key)
-        if read and changed != read:
-            try:
-                context.load_cert_chain(settings.cert, settings.key)
-            except (OSError, ssl.SSLError):
-                changed = read  # half written
-        read = changed
-        await asyncio.sleep(CERTIFICATE_SECONDS)
-
-
-def _written(*paths: str) -> float:
-    """Return when the newest of some files was written."""
-    return max((Path(path).stat().st_mtime for path in paths if Path(path).exists()), default=0.0)
-
-
-async def _end_with_parent(server: uvicorn.Server) -> None:
-    ended = asyncio.Event()
-
-    def read() -> None:
-        if not os.read(sys.stdin.fileno(), 1):
-            ended.set()
-
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), read)
-    await ended.wait()
-    server.should_exit = True
 
 
 if __name__ == "__main__":

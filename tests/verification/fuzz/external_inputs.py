@@ -48,6 +48,11 @@ from cotenant.security.subjects import Subject
 from cotenant.storage.v1 import records_pb2
 from cotenant.store.open import open_raw, tls_of
 from cotenant.store.port import Change, Changes, StoreUnavailable
+from cotenant.transcoding import shipped_protos
+from cotenant.transcoding.answer_json import INLINE_BYTES_MAX
+from cotenant.transcoding.http_errors import HttpError
+from cotenant.transcoding.http_routes import Routes
+from cotenant.transcoding.request_json import read_request
 from cotenant.v1.job_pb2 import JobSpec
 from cotenant.v1.process_service_pb2 import GetProcessResponse
 from cotenant.web.actions import changed, read_wanted
@@ -94,6 +99,7 @@ def targets() -> Iterator[Target]:
     )
     yield Target("history", file_target("history", _history, (EVENT * 2,)), (ValueError,))
     yield Target("commits", _commits, (ValueError, DecodeError))
+    yield Target("gateway requests", _gateway, (HttpError,), in_loop=True)
     yield Target("dashboard requests", _dashboard, (InvalidArgument,), in_loop=True)
 
 
@@ -247,6 +253,28 @@ def _stores(directory: Path) -> Prepared:
             loop.run_until_complete(opened(url))
 
     return Prepared(run, STORES)
+
+
+def _gateway(directory: Path) -> Prepared:
+    """A verb, a path and a query in the first line, then the body, as far as the gateway reads it in its loop."""
+    routes = Routes(shipped_protos.api())
+
+    def run(data: bytes) -> None:
+        line, _, body = data[:INLINE_BYTES_MAX].partition(b"\n")
+        verb, _, target = line.decode("latin-1").partition(" ")
+        path, _, query = target.partition("?")
+        route, variables = routes.find(verb, path)
+        request = read_request(route, variables, query.encode("latin-1"), body)
+        assert route.request.FromString(request.SerializeToString()) == request
+
+    seeds = (
+        b'POST /v1/jobs\n{"spec": {"name": "a", "roles": [{"resources": {"cores": 1.5}}], "labels": {"a": "b"}}}',
+        b"GET /v1/jobs?filter.phases=JOB_PHASE_RUNNING&filter.labels[a]=b&filter.createdSince=2026-01-31T12:00:00Z",
+        b'PATCH /v1/jobs/17?updateMask=spec.priority\n{"spec": {"grace": "5s", "kind": "JOB_KIND_TRAINING"}}',
+        b'POST /v1/folders:writeChunks\n{"tenant": "a", "chunks": [{"data": "AAAA"}]}',
+        b"GET /v1/jobs/a%2Fb/logs?follow=true&tailBytes=100",
+    )
+    return Prepared(run, seeds, (b"%ff", b"%2F", b":cancel", b"null", b"NaN", b"1e999", b"\\ud800", b'"id":'))
 
 
 def _dashboard(directory: Path) -> Prepared:

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from cotenant.rpc.endpoints import Endpoints
 
 PORTS = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}
-WEB_PORT = 7074
-SERVICES = (*PORTS, "agent", "web")
+HTTP_PORTS = {"web": 7074, "gateway": 7075}
+SERVICES = (*PORTS, "agent", *HTTP_PORTS)
 
 
 def register(app: typer.Typer) -> None:
@@ -135,7 +135,7 @@ def serve(
         list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Policy option; repeatable.")
     ] = None,
 ) -> None:
-    """Run one service of the mesh in the foreground: queue, placement, predictor, contention, agent or web.
+    """Run one service of the mesh in the foreground: a service, an agent, the dashboard or the gateway.
 
     All services share a token, from COTENANT_TOKEN or from the file `token` in the state directory, which the first
     service creates. Without --listen they listen on loopback ports 7070 (queue), 7071 (placement), 7072 (predictor) and
@@ -152,6 +152,9 @@ def serve(
     web is the dashboard, on loopback port 7074 without --listen. Its readers log in with their own API tokens, and see
     and do what those allow. With a certificate it serves HTTPS.
 
+    gateway is the API as JSON over HTTP, on loopback port 7075 without --listen: a client of the mesh that passes its
+    callers' API tokens on. With a certificate it serves HTTPS. GET /openapi.json describes it.
+
     \b
     Examples:
       cotenant serve placement --metrics 127.0.0.1:9464
@@ -159,6 +162,7 @@ def serve(
       cotenant serve predictor --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7082 --follow 10.0.0.5:7072 --insecure
       cotenant serve agent --endpoints 'placement=10.0.0.5:7071|10.0.0.6:7071' --gpus auto
       cotenant serve web --endpoints queue=10.0.0.5:7070 --listen 0.0.0.0:7074 --address head.example.org
+      cotenant serve gateway --endpoints 10.0.0.5:7070 --listen 127.0.0.1:7075
     """
     if service not in SERVICES:
         raise usage_error(
@@ -188,7 +192,7 @@ def serve(
         settings=settings,
         options=merged(settings.options, read_options(option or ())),
         state_dir=state_dir,
-        listen=listen or f"127.0.0.1:{PORTS.get(service, WEB_PORT if service == 'web' else 0)}",
+        listen=listen or f"127.0.0.1:{PORTS.get(service, HTTP_PORTS.get(service, 0))}",
         store_url=_store_url(store or settings.store, state_dir, service),
         token=os.environ.get("COTENANT_TOKEN", "") if security_settings.mutual else _token(state_dir),
         security_settings=security_settings,
@@ -197,8 +201,8 @@ def serve(
     )
     for address_of_metrics in addresses:
         metrics_endpoints.expose_metrics(*address_of_metrics)
-    if service == "web":
-        _web(setup)
+    if service in HTTP_PORTS:
+        _become(service, setup)
     if service == "agent":
         part = _cpus(cpus), _memory(memory)
         work = _agent(setup, node or node_name(), gpus or settings.gpus, part, address)
@@ -207,30 +211,31 @@ def serve(
     asyncio.run(_until_signal(work))
 
 
-def _web(setup: ServiceSetup) -> NoReturn:
-    """Become the process of the dashboard."""
-    from cotenant.cli.mesh import login_links, web_process
+def _become(service: str, setup: ServiceSetup) -> NoReturn:
+    """Become the process of the dashboard or of the gateway."""
+    from cotenant.cli.mesh import http_process, login_links
     from cotenant.rpc.endpoints import host_and_port
 
     files, endpoints = setup.security_settings.tls_files, _endpoints(setup)
-    listening = web_process.bind(*host_and_port(setup.listen))
+    listening = http_process.bind(service, *host_and_port(setup.listen), "choose another address with --listen")
     listening.set_inheritable(True)
     https = bool(files and files.cert and files.key)
     settings = {
         "fd": listening.fileno(),
         "state_dir": str(setup.state_dir),
         "endpoint": ",".join(f"{name}={address}" for name, address in endpoints._asdict().items() if address),
-        "names": [name for name in (setup.address, socket.gethostname(), socket.getfqdn()) if name],
         "https": https,
         **({name: str(getattr(files, name) or "") for name in ("ca", "cert", "key")} if files else {}),
     }
     host, port = setup.listen.rpartition(":")[0], listening.getsockname()[1]
     url = f"{'https' if https else 'http'}://{setup.address or host}:{port}/"
-    note(f"web serves at {url}")
-    if setup.token and not setup.security_settings.mutual and not os.environ.get("COTENANT_TOKEN"):
-        note(f"dashboard: {url}login?token={login_links.mint(setup.state_dir)}")
+    note(f"{service} serves at {url}")
+    if service == "web":
+        settings["names"] = [name for name in (setup.address, socket.gethostname(), socket.getfqdn()) if name]
+        if setup.token and not setup.security_settings.mutual and not os.environ.get("COTENANT_TOKEN"):
+            note(f"dashboard: {url}login?token={login_links.mint(setup.state_dir)}")
     notify_ready()
-    command = web_process.command(settings)
+    command = http_process.command(f"cotenant.{service}", settings)
     os.execv(command[0], command)
 
 
@@ -238,7 +243,7 @@ def _store_url(store: str, state_dir: Path, service: str) -> str:
     """Return the store URL; for a file in the state directory, create the directory."""
     from cotenant.rpc.access import AccessError, ensure_private
 
-    if store != "sqlite" or service in ("agent", "web"):
+    if store != "sqlite" or service in ("agent", *HTTP_PORTS):
         return store
     try:
         ensure_private(state_dir)

@@ -42,6 +42,7 @@ class Settings:
     metrics: str = ""
     web: bool = True
     web_port: int = 0
+    gateway: str = ""
     store: str = "sqlite"
     store_quota_bytes: int = 0
     disk_reserve_bytes: int = 128 * 2**20

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,9 +45,21 @@ from cotenant.core.policy.profiles import DEFAULT
 if TYPE_CHECKING:  # grpc and the services are imported only when the mesh starts
     from cotenant.cli.mesh.agent_processes import AgentProcesses
     from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig
+    from cotenant.cli.mesh.http_process import HttpProcess
     from cotenant.cli.mesh.web_process import Dashboard
 
 RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """What `up` serves over HTTP: the dashboard at a loopback port, and the gateway at an address."""
+
+    web_port: int | None = None  # None: no dashboard
+    gateway: str = ""  # "": no gateway
+
+
+NO_HTTP = HttpSettings()
 
 
 def register(app: typer.Typer) -> None:
@@ -110,6 +122,10 @@ def up(
         int | None,
         typer.Option(metavar="PORT", max=65535, help="Loopback port of the dashboard; default: a free one."),
     ] = None,
+    gateway: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve the API as JSON over HTTP there; default: not at all."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
     shared_identity: Annotated[
         bool | None,
@@ -148,6 +164,7 @@ def up(
     Examples:
       cotenant up
       cotenant up --web-port 7080
+      cotenant up --gateway 127.0.0.1:7075
       cotenant up --gpus fake:4
       cotenant up --profile plain
       cotenant up --metrics 9464
@@ -164,6 +181,7 @@ def up(
         "metrics": metrics,
         "web": web,
         "web_port": web_port,
+        "gateway": gateway,
         "profile": profile,
         "queue": queue,
         "placement": placement,
@@ -187,6 +205,8 @@ def up(
     )
     security_settings = read_security_settings(settings.sections, Flags.of(context), insecure=insecure)
     check_listen(settings.listen, security_settings)
+    if settings.gateway:
+        check_listen(settings.gateway, security_settings)
     security_settings = restrict_submitters(security_settings, settings, resolve_state_dir(context))
     addresses = metrics_endpoints.metrics_addresses(settings.metrics, 1 + settings.nodes)
     file_descriptors.raise_limit()
@@ -194,7 +214,8 @@ def up(
         metrics_endpoints.expose_metrics(*addresses[0])
     agents = start_agents(settings, addresses[1:])
     mesh = mesh_config(settings, resolve_state_dir(context), read_options(option or ()), security_settings)
-    asyncio.run(run(mesh, agents, settings.web_port if settings.web else None, at_terminal=at_terminal))
+    pages = HttpSettings(settings.web_port if settings.web else None, settings.gateway)
+    asyncio.run(run(mesh, agents, pages, at_terminal=at_terminal))
 
 
 def start_agents(settings: Settings, metrics: Sequence[tuple[str, int]] = ()) -> AgentProcesses:
@@ -285,9 +306,9 @@ def mesh_config(
 
 
 async def run(
-    config: MeshConfig, agents: AgentProcesses | None = None, web_port: int | None = None, *, at_terminal: bool = False
+    config: MeshConfig, agents: AgentProcesses | None = None, http: HttpSettings = NO_HTTP, *, at_terminal: bool = False
 ) -> None:
-    """Run the mesh until a signal stops it, possibly during startup. Without `web_port` there is no dashboard."""
+    """Run the mesh until a signal stops it, possibly during startup."""
     from cotenant import telemetry
 
     telemetry.setup("cotenant")
@@ -295,7 +316,7 @@ async def run(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     serving, stopping = (
-        asyncio.create_task(_serve(config, agents, web_port, at_terminal=at_terminal)),
+        asyncio.create_task(_serve(config, agents, http, at_terminal=at_terminal)),
         asyncio.create_task(stop.wait()),
     )
     try:
@@ -311,13 +332,15 @@ async def run(
 
 
 async def _serve(
-    config: MeshConfig, agents: AgentProcesses | None = None, web_port: int | None = None, *, at_terminal: bool = False
+    config: MeshConfig, agents: AgentProcesses | None = None, http: HttpSettings = NO_HTTP, *, at_terminal: bool = False
 ) -> None:
-    """Run the mesh and its dashboard until cancelled."""
+    """Run the mesh, its dashboard and its gateway until cancelled."""
     async with AsyncExitStack() as closing:
-        dashboard = None if web_port is None else open_dashboard(config, web_port)
+        dashboard = None if http.web_port is None else open_dashboard(config, http.web_port)
         if dashboard:
             closing.push_async_callback(dashboard.close)
+        if http.gateway:
+            closing.push_async_callback(open_gateway(config, http.gateway).close)
         await _serve_mesh(config, agents, dashboard, at_terminal=at_terminal)
 
 
@@ -329,9 +352,33 @@ def open_dashboard(config: MeshConfig, port: int) -> Dashboard:
     """
     from cotenant.cli.mesh.web_process import Dashboard
 
+    return Dashboard(config.state_dir, port, _tls_settings(config))
+
+
+def open_gateway(config: MeshConfig, address: str) -> HttpProcess:
+    """Listen for callers of the gateway, and print where.
+
+    Raises:
+        CommandError: the address is invalid or in use.
+    """
+    from cotenant.cli.mesh.http_process import HttpProcess, bind
+    from cotenant.rpc.endpoints import host_and_port
+
+    try:
+        host, port = host_and_port(address)
+    except ValueError as error:
+        raise usage_error(f"--gateway {error}") from None
+    tls = _tls_settings(config)
+    https = bool(tls.get("cert") and tls.get("key"))
+    listening = bind("the gateway", host, port, "choose another address with --gateway")
+    note(f"gateway: {'https' if https else 'http'}://{address.rpartition(':')[0]}:{listening.getsockname()[1]}/")
+    return HttpProcess("cotenant.gateway", listening, {"state_dir": str(config.state_dir), "https": https, **tls})
+
+
+def _tls_settings(config: MeshConfig) -> dict[str, str]:
+    """Return the TLS files with which a process that serves HTTP reaches the mesh."""
     files = config.security_settings.tls_files if config.security_settings else None
-    tls = {name: str(getattr(files, name) or "") for name in ("ca", "cert", "key")} if files else {}
-    return Dashboard(config.state_dir, port, tls)
+    return {name: str(getattr(files, name) or "") for name in ("ca", "cert", "key")} if files else {}
 
 
 async def _serve_mesh(

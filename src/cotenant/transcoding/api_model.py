@@ -9,7 +9,6 @@ from typing import Any
 
 from google.api import annotations_pb2, field_behavior_pb2, http_pb2
 from google.protobuf import descriptor_pb2 as pb
-from tools import protos
 
 from cotenant.v1 import options_pb2
 
@@ -121,9 +120,9 @@ class Api:
         return list(found)
 
 
-def load(package: str = "cotenant.v1", files: pb.FileDescriptorSet | None = None) -> Api:
+def load(files: pb.FileDescriptorSet, package: str = "cotenant.v1") -> Api:
     """Return the API of a package."""
-    readers = [_File(file) for file in (files or protos.descriptors()).file]
+    readers = [_File(file) for file in files.file]
     return Api(
         package,
         [service for reader in readers if reader.proto.package == package for service in reader.services()],
