@@ -24,6 +24,8 @@ from cotenant import fail_points
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.lifecycle import LaunchCause
 from cotenant.core.model.throttle import Throttle
+from cotenant.node_agent.containers.container_runtime import find_runtime
+from cotenant.node_agent.containers.images import image_of
 from cotenant.node_agent.enforcement import hooks
 from cotenant.node_agent.enforcement.core_changes import CoresRefused
 from cotenant.node_agent.enforcement.hook import EnforcedNode
@@ -92,7 +94,11 @@ class ProcessRuntime:
         self._counters = Resctrl.open()
         place = await asyncio.to_thread(node_cgroup.open_node_cgroup, context.node_id, reach_systemd())
         identity = await asyncio.to_thread(find_identity, context.users, [context.state_dir, *context.hidden])
-        self._surroundings = launch_module.launch_context(context, place, str(self._sockets / NOTIFY), identity.hidden)
+        containers = await asyncio.to_thread(find_runtime)
+        self._surroundings = launch_module.launch_context(
+            context, place, str(self._sockets / NOTIFY), identity.hidden, containers
+        )
+        context.inventory.container_runtime = str(containers or "")
         context.inventory.shared_user = identity.user
         self._not_enforced = [*await self._open_hooks(), *place.not_enforced, *identity.not_enforced]
         await asyncio.to_thread(self._surroundings.starter.open, context.state_dir, place.home)
@@ -303,6 +309,7 @@ class ProcessRuntime:
         with launch_module.launch_step(LaunchCause.CGROUP):
             await self._ensure_node_cgroup()
         self._confine(attempt, attempt.directory)
+        image = image_of(attempt.assignment.spec.container.image)
         async with self._build_folder(attempt) as build_folder:
             supervisor = await asyncio.to_thread(
                 launch_module.launch,
@@ -311,6 +318,7 @@ class ProcessRuntime:
                 attempt.assignment,
                 str(progress_socket(self._sockets, attempt.key)),
                 build_folder,
+                image,
             )
         await fail_points.reach("agent.launched")
         self._watch(attempt, await open_pidfd(supervisor))

@@ -263,7 +263,7 @@ class Supervisor:
             self.reaped_cpu_seconds += usage.ru_utime + usage.ru_stime
             self.reaped_peak_bytes = max(self.reaped_peak_bytes, usage.ru_maxrss * 1024)
             for task in self.tasks:
-                if task.pid == pid and task.status is None:
+                if task.owns(pid):
                     self._task_ended(task, status)
         if not self.end_time and not any(self._must_wait_for(task) for task in self.tasks):
             now = time.monotonic()
