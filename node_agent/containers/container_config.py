@@ -27,20 +27,23 @@ PRIVATE = ("nosuid", "noexec", "nodev")
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """What an image says about the program to run: variables, the program and its arguments, and where it starts."""
+    """What an image says about the program to run: its variables, and a command for jobs that have none."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = ()
-    working_directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An unpacked image on this node. `of_user`: it is opened with the rights of the job's user."""
+    """An unpacked image on this node.
+
+    `of_user`: it is opened with the rights of the job's user. `digest`: its name in the cache; "" if it is not there.
+    """
 
     root: str
     of_user: bool = False
     config: ImageConfig = ImageConfig()
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +74,22 @@ def container_spec(
     place: ContainerPlace,
     image: Image,
     binds: Iterable[Bind],
-    user: Mapping[str, Any] | None,
-    directory: str,
+    task: Mapping[str, Any],
 ) -> dict[str, object]:
-    """Return what the supervisor needs to start a task in a container; `user` is None for the agent's own."""
+    """Return what the supervisor needs to start a task, of which it has this spec, in a container."""
     return {
         "runtime": runtime.command(place.state),
         "name": place.bundle.rpartition("/")[2],
         "bundle": place.bundle,
         "image": image.root,
         "image_of_user": image.of_user,
+        "starts_in_folder": task["directory_is_ours"],
         "config": {
             "ociVersion": OCI_VERSION,
             "process": {
                 "terminal": False,
-                "user": _user(user),
-                "cwd": directory,
+                "user": _user(task["user"]),
+                "cwd": task["directory"],
                 "noNewPrivileges": True,
                 "capabilities": {},
             },

@@ -37,12 +37,13 @@ from cotenant.node_agent.runtime.socket_paths import make_private_directory
 from cotenant.node_agent.runtime.supervisor_start import SupervisorProcess, SupervisorStarter
 from cotenant.node_agent.runtime.task_environment import clean_environment, environment_of_user, task_environment
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
-from cotenant.node_agent.supervisor.container import LAYER, ROOT_FILES
+from cotenant.node_agent.supervisor.container import FOLDER, LAYER, ROOT_FILES
 from cotenant.node_agent.supervisor.launch_faults import cause_of
 from cotenant.node_agent.supervisor.lease import LEASE, boot_seconds, read_lease
 from cotenant.v1 import job_pb2, resources_pb2
 
 BUNDLES = "containers"  # directory of an attempt's directory
+IMAGE = "image"  # file in it: the digest of the image
 BuildFolder = Callable[[Path, tuple[int, int] | None], None]
 GRACE_SECONDS_DEFAULT = 30.0
 UNCONFINED = Group(1, {}, ())  # no controllers and no directories
@@ -302,11 +303,10 @@ def put_in_containers(
     """Change a supervisor's spec so that each task runs in a container of its own.
 
     Raises:
-        CannotLaunch: the node runs no containers.
+        CannotLaunch: there is no command.
         OSError: the disk refuses.
     """
-    if surroundings.containers is None:
-        raise CannotLaunch("this node has no container runtime", LaunchCause.IMAGE)
+    assert surroundings.containers is not None  # it has unpacked the image
     bundles, work = directory.path / BUNDLES, str((directory.path / "work").resolve())
     sockets = make_private_directory(progress_path)
     sockets.chmod(0o711)  # the socket in it belongs to the job's user
@@ -314,14 +314,26 @@ def put_in_containers(
     shared += [Bind(path, path, read_only=True) for path in HOST_FILES if os.path.isfile(path)]
     for task in spec["tasks"]:
         place = ContainerPlace(str(bundles / f"task-{task['rank']}"), str(bundles / "state"))
-        for made in (place.state, *(f"{place.bundle}/{name}" for name in (ROOT_FILES, LAYER))):
+        for made in (place.state, *(f"{place.bundle}/{name}" for name in (ROOT_FILES, LAYER, FOLDER))):
             os.makedirs(made, mode=0o700, exist_ok=True)
         scratch = task["environment"].get("COTENANT_SCRATCH", "")
         binds = [*shared, Bind(scratch, scratch)] if scratch else shared
-        runtime, start = surroundings.containers, task["directory"]
-        task["container"] = container_spec(runtime, place, image, binds, task["user"], start)
+        task["container"] = container_spec(surroundings.containers, place, image, binds, task)
         task["command"] = task["command"] or list(image.config.command)
-        task["submit_directory"] = task["python_environment"] = task["isolation"] = None
+        if not task["command"]:
+            raise CannotLaunch("the job has no command, and its image has none either", LaunchCause.IMAGE)
+        if task["submit_directory"]:
+            task["submit_directory"]["environment"] = {}  # they are for the node's programs
+        task["python_environment"] = None
+    (bundles / IMAGE).write_text(image.digest)
+
+
+def recorded_image(directory: AttemptDirectory) -> str:
+    """Return the digest of the image that an attempt was launched with; "" if it has none in the cache."""
+    try:
+        return (directory.path / BUNDLES / IMAGE).read_text()
+    except OSError:
+        return ""
 
 
 def submit_directory_of(spec: job_pb2.JobSpec) -> dict[str, object] | None:

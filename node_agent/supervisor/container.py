@@ -21,12 +21,19 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+from contextlib import contextmanager
 
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from cotenant.node_agent.supervisor.task_process import SubmitDirectory
 if TYPE_CHECKING or __package__:
     from cotenant.node_agent.supervisor.isolation import (
         CLONE_NEWNS,
         LIBC,
+        MS_BIND,
         MS_NODEV,
         MS_NOSUID,
         MS_REC,
@@ -36,7 +43,7 @@ if TYPE_CHECKING or __package__:
     from cotenant.node_agent.supervisor.launch_faults import JOB_FAULT, cause_of
     from cotenant.node_agent.supervisor.task_process import PID, STARTED
 else:
-    from isolation import CLONE_NEWNS, LIBC, MS_NODEV, MS_NOSUID, MS_REC, MS_SLAVE, Namespaces
+    from isolation import CLONE_NEWNS, LIBC, MS_BIND, MS_NODEV, MS_NOSUID, MS_REC, MS_SLAVE, Namespaces
     from launch_faults import JOB_FAULT, cause_of
     from task_process import PID, STARTED
 
@@ -44,7 +51,7 @@ MNT_DETACH = 2
 PR_CAPBSET_DROP = 24
 CAPABILITIES = 64  # more than any kernel has
 HYBRID = "/sys/fs/cgroup/unified"  # runtimes refuse machines that have both versions of control groups
-ROOT_FILES, LAYER = "root", "layer"  # directories of a bundle
+ROOT_FILES, LAYER, FOLDER = "root", "layer", "folder"  # directories of a bundle
 
 
 class ContainerFault(Exception):
@@ -76,20 +83,23 @@ class ContainerLauncher:
         self._name, self._bundle = str(spec["name"]), str(spec["bundle"])
         self._image = str(spec["image"])
         self._image_of_user = bool(spec["image_of_user"])
+        self._starts_in_folder = bool(spec["starts_in_folder"])
         config = spec["config"]
         assert isinstance(config, dict)
-        self._config: dict[str, dict[str, object]] = config
-        self._config["process"]["env"] = [f"{name}={value}" for name, value in environment.items()]
+        self._config: dict[str, Any] = config
         self._config["process"]["args"] = command
-        self._program = command[0]
+        self._environment, self._program = environment, command[0]
 
-    def launch(self, user: dict[str, object] | None, output: int, report: int) -> None:
+    def launch(self, user: dict[str, object] | None, folder: SubmitDirectory | None, output: int, report: int) -> None:
         """Start the container, with its output to one descriptor; write its pid and then `STARTED` to another.
 
         Raises:
             ContainerFault: it cannot be started.
         """
         self._mount_image(user)
+        if folder is not None and (missing := self._mount_folder(user, folder)):
+            os.write(output, f"cotenant: {missing}; started in an empty folder\n".encode(errors="replace"))
+        self._config["process"]["env"] = [f"{name}={value}" for name, value in self._environment.items()]
         with open(os.path.join(self._bundle, "config.json"), "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump(self._config, file)
         pid_file = os.path.join(self._bundle, "pid")
@@ -102,9 +112,30 @@ class ContainerLauncher:
 
     def _open_image(self, user: dict[str, object] | None) -> int:
         try:
-            return open_as(user if self._image_of_user else None, self._image)
+            with as_user(user if self._image_of_user else None):
+                return os.open(self._image, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise ContainerFault(f"the image {self._image} cannot be opened: {error.strerror}", "image") from error
+
+    def _mount_folder(self, user: dict[str, object] | None, folder: SubmitDirectory) -> str:
+        """Mount the folder that the job was submitted from, and start there; return why this node does not have it."""
+        process, staged = self._config["process"], os.path.join(self._bundle, FOLDER)
+        with as_user(user):
+            if missing := folder.enter():
+                return missing if self._starts_in_folder else ""
+            found = os.open(".", os.O_PATH)
+        try:
+            mount(f"/proc/self/fd/{found}", staged, "", MS_BIND | MS_REC)
+        except OSError as error:
+            raise ContainerFault(f"the folder {folder.path} cannot be mounted: {error}", "process") from error
+        options = ["rbind", "nosuid", "nodev", "rw"]
+        bind = {"destination": folder.path, "type": "none", "source": staged, "options": options}
+        self._config["mounts"].append(bind)
+        if self._starts_in_folder:
+            process["cwd"] = folder.path
+        self._environment = {**self._environment, "COTENANT_SUBMIT_DIR": folder.path}
+        os.chdir("/")
+        return ""
 
     def _mount_image(self, user: dict[str, object] | None) -> None:
         """Mount the image below a writable layer in memory, in a mount namespace of this process."""
@@ -149,17 +180,18 @@ class ContainerLauncher:
         return ContainerFault(f"its container could not be started: {reason}", "process")
 
 
-def open_as(user: dict[str, object] | None, path: str) -> int:
-    """Open a directory with the rights of a user; None: with one's own. Raises `OSError`."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC  # listing it needs more rights than passing through it
+@contextmanager
+def as_user(user: dict[str, object] | None) -> Iterator[None]:
+    """Have the rights of a user for a while; None: one's own. The process must have a single thread."""
     if user is None:
-        return os.open(path, flags)
+        yield
+        return
     own_user, own_group, own_groups = os.geteuid(), os.getegid(), os.getgroups()
     try:
         os.setgroups([int(str(group)) for group in _list(user["groups"])])
         os.setegid(int(str(user["gid"])))
         os.seteuid(int(str(user["uid"])))
-        return os.open(path, flags)
+        yield
     finally:
         os.seteuid(own_user)
         os.setegid(own_group)

@@ -130,7 +130,7 @@ class TaskProcess:
             self.doing = "container"
             launcher = from_module.ContainerLauncher(self.container, self.environment, self.command)
             try:
-                launcher.launch(self.user, output_writer, exec_writer)
+                launcher.launch(self.user, self.submit_directory, output_writer, exec_writer)
             except from_module.ContainerFault as fault:
                 os.write(exec_writer, f"{fault.cause}\n{fault}".encode(errors="replace"))
         except BaseException as error:  # report any error
@@ -248,8 +248,8 @@ class TaskProcess:
             return False
         os.close(self.exec_reader)
         self.exec_reader = -1
-        if self.container is not None and self._told == STARTED:
-            return True
+        if self.container is not None and (self._told == STARTED or (not self._told and self.status is not None)):
+            return True  # a launcher is killed with what is left of a program that has ended already
         self.launch_cause, _, self.exec_error = self._told.decode(errors="replace").partition("\n")
         if self.container is not None and not self.exec_error:
             self.launch_cause, self.exec_error = "process", "the launcher of its container was killed"

@@ -127,7 +127,7 @@ def _roles(spec: JobSpec) -> Found:
         if not 1 <= role.replicas <= REPLICAS_MAX:
             yield f"{where}.replicas", f"must be from 1 to {REPLICAS_MAX}, not {role.replicas}"
         yield from _open(spec, role, where)
-        if not (role.command or spec.command):
+        if not (role.command or spec.command or spec.container.image):
             yield f"{where}.command", "nothing to run: neither the role nor the job has a command"
         for field, wrong in _request(role.request):
             yield f"{where}.resources.{field}", wrong

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.support.images import make_root, need_containers
+from tests.support.images import layer_of_directory, make_root, need_containers, write_layout
 from tests.unit.node_agent.conditions import alive, need_groups, until
 from tests.unit.node_agent.jobs import CPUS, NODE, assignment, task
 
@@ -236,3 +236,40 @@ async def test_a_stop_during_the_launch_leaves_nothing(node: Node, image: Path) 
     await launching
     status = await node.in_state(AttemptKey("a", 1), lambda one: one.ended)
     assert status.state == "STOPPED"
+
+
+async def test_an_image_of_a_layout_brings_its_variables_and_its_command(
+    node: Node, image: Path, tmp_path: Path
+) -> None:
+    config = {"Env": ["PATH=/bin", "COLOR=blue", "SIZE=big"], "Entrypoint": ["sh", "-c"], "Cmd": ["echo $COLOR $SIZE"]}
+    layout = write_layout(tmp_path / "layout", [layer_of_directory(image)], config=config)
+    made = job("a", "", f"oci:{layout}:v1")
+    made.spec.ClearField("command")
+    status, output = await node.run(made)
+    assert (status.state, output) == ("SUCCEEDED", "red big\n")
+    assert node.runtime._images_in_use() != [""]
+    (cached,) = (node.context.state_dir / "images").iterdir()
+    await node.runtime.forget(status.key)
+    assert cached.exists()
+    bare = job("b", "", image)
+    bare.spec.ClearField("command")
+    status, _ = await node.run(bare)
+    assert (status.launch_cause, status.message) == ("image", "the job has no command, and its image has none either")
+
+
+async def test_a_job_starts_in_the_folder_of_its_submission(node: Node, image: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "train.py").write_text("content\n")
+    found = folder.stat()
+    made = job("a", "pwd; cat train.py; echo $COTENANT_SUBMIT_DIR; echo new > made", image)
+    made.spec.submit_directory.MergeFrom(
+        job_pb2.SubmitDirectory(path=str(folder), inode=found.st_ino, owner_uid=found.st_uid)
+    )
+    _, output = await node.run(made)
+    assert output == f"{folder}\ncontent\n{folder}\n"
+    assert (folder / "made").read_text() == "new\n"
+    folder.chmod(0o700)
+    made.job_id, made.submitter = "b", "ada"  # whose user may not enter it
+    _, output = await node.run(made)
+    assert output.startswith(f"cotenant: this node does not have the folder {folder}: Permission denied")
