@@ -230,6 +230,8 @@ def _contradictions(spec: JobSpec) -> Found:
             f"must be longer than grace, {spec.grace_seconds:g} s, which is part of it, "
             f"not {spec.time_limit_seconds:g} s",
         )
+    if spec.container.image and spec.gpu_milli:
+        yield "container.image", "containers have no GPUs yet: a job with an image runs on cores only"
     if spec.qos.latency_seconds and not spec.qos.latency_percentile:
         yield "qos.latency_percentile", "a latency target needs the percentile at which it holds"
     if spec.qos.latency_percentile and not spec.qos.latency_seconds:
