@@ -149,7 +149,7 @@ def _unzstd(file: HashedFile) -> Iterator[IO[bytes]]:
     feeder = threading.Thread(target=feed, args=[process.stdin])
     feeder.start()
     try:
-        yield cast(IO[bytes], process.stdout)
+        yield process.stdout
         while process.stdout.read(PIECE_BYTES):
             continue
     finally:

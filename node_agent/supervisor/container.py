@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from cotenant.node_agent.supervisor.cgroups import Group
+    from cotenant.node_agent.supervisor.output_file import OutputFile
     from cotenant.node_agent.supervisor.task_process import SubmitDirectory
 if TYPE_CHECKING or __package__:
     from cotenant.node_agent.supervisor.isolation import (
@@ -41,14 +43,15 @@ if TYPE_CHECKING or __package__:
         Namespaces,
     )
     from cotenant.node_agent.supervisor.launch_faults import JOB_FAULT, cause_of
-    from cotenant.node_agent.supervisor.task_process import PID, STARTED
+    from cotenant.node_agent.supervisor.task_process import TaskProcess, die_with_parent
 else:
     from isolation import CLONE_NEWNS, LIBC, MS_BIND, MS_NODEV, MS_NOSUID, MS_REC, MS_SLAVE, Namespaces
     from launch_faults import JOB_FAULT, cause_of
-    from task_process import PID, STARTED
+    from task_process import TaskProcess, die_with_parent
 
 MNT_DETACH = 2
 PR_CAPBSET_DROP = 24
+PID, STARTED = b"pid ", b"started\n"  # what the launcher tells
 CAPABILITIES = 64  # more than any kernel has
 HYBRID = "/sys/fs/cgroup/unified"  # runtimes refuse machines that have both versions of control groups
 ROOT_FILES, LAYER, FOLDER = "root", "layer", "folder"  # directories of a bundle
@@ -62,17 +65,68 @@ class ContainerFault(Exception):
         self.cause = cause
 
 
-class ContainerNamespaces:
+class ContainerNamespaces(Namespaces):
     """The namespaces of a running container, for a command that is started beside its program."""
 
     def __init__(self, pid: int) -> None:
-        self._mounts = Namespaces(pid, os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+        super().__init__(pid, os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
 
     def enter(self) -> None:
         """Enter the container for good, without the capabilities that its program does not have. Raises `OSError`."""
-        self._mounts.enter()
+        super().enter()
         for number in range(CAPABILITIES):  # a program of root would have all of the bounding set
             LIBC.prctl(PR_CAPBSET_DROP, number, 0, 0, 0)
+
+
+class ContainerTask(TaskProcess):
+    """A replica in a container. Its process is the launcher until that has told the pid of the program."""
+
+    def __init__(self, spec: dict[str, object], group: Group | None, output: OutputFile) -> None:
+        super().__init__(spec, group, output)
+        container = spec["container"]
+        assert isinstance(container, dict)
+        self._container: dict[str, object] = container
+
+    def _become_program(self, parent: int, exec_writer: int, output_writer: int) -> None:
+        """Start the program in a container and exit."""
+        try:
+            self.enter_limits()
+            die_with_parent(parent)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            self.doing = "container"
+            launcher = ContainerLauncher(self._container, self.environment, self.command)
+            launcher.launch(self.user, self.submit_directory, output_writer, exec_writer)
+        except ContainerFault as fault:
+            os.write(exec_writer, f"{fault.cause}\n{fault}".encode(errors="replace"))
+        except BaseException as error:  # report any error
+            reason = f"{cause_of(error, 'process')}\n{self.reason(error)}"
+            os.write(exec_writer, reason.encode(errors="replace"))
+        finally:
+            os._exit(127)
+
+    def read_exec_result(self) -> bool:
+        """Read whether the program runs; return False while that is undecided."""
+        if not super().read_exec_result():
+            return False
+        if self._told == STARTED or (not self._told and self.status is not None):
+            self.launch_cause = ""  # a launcher is killed with what is left of a program that has ended already
+        elif not self.exec_error:
+            self.launch_cause, self.exec_error = "process", "the launcher of its container was killed"
+        return True
+
+    def _receive(self) -> bool:
+        """Read from the exec pipe; return whether that was all. The program's pid comes first."""
+        complete = super()._receive()
+        if self._told.startswith(PID) and b"\n" in self._told:
+            line, _, self._told = self._told.partition(b"\n")
+            self.pid = int(line.removeprefix(PID))
+        return complete
+
+    def owns(self, pid: int) -> bool:
+        """Return whether a process that has ended was the program, of which the launcher may have just told."""
+        if self.exec_reader >= 0:
+            self._receive()
+        return super().owns(pid)
 
 
 class ContainerLauncher:

@@ -102,7 +102,7 @@ class Supervisor:
         assert isinstance(task, dict)
         group = self.group.child(f"task-{task['rank']}") if self.group else None
         output = OutputFile(f"output-{task['rank']}.log", as_int(self.spec["output_bytes_max"]))
-        return TaskProcess(task, group, output)
+        return _kind_of(task)(task, group, output)
 
     def _catch_signals(self) -> int:
         reader, writer = os.pipe()
@@ -408,3 +408,14 @@ class Supervisor:
             count = sum(output.dropped_bytes for output in dropping)
             note = f"{count} bytes of output were dropped: {dropping[0].drop_reason}"
             self.message = f"{self.message}; {note}" if self.message else note
+
+
+def _kind_of(task: dict[str, object]) -> type[TaskProcess]:
+    """Return the class of a task; what runs containers is imported only for jobs that have one."""
+    if not task.get("container"):
+        return TaskProcess
+    if TYPE_CHECKING:
+        from cotenant.node_agent.supervisor.container import ContainerTask
+    else:
+        from container import ContainerTask
+    return ContainerTask

@@ -62,6 +62,7 @@ class SessionTask(TaskProcess):
         super().__init__(spec, group, OutputFile(os.devnull, 0))
         words = [str(word) for word in as_list(request["command"])]
         self.terminal = bool(request["terminal"])
+        self.in_container = bool(spec.get("container"))
         variables = request["environment"]
         assert isinstance(variables, dict)
         self.environment = {**self.environment, **variables}
@@ -119,8 +120,8 @@ class Session:
         self.status = self.status or os.read(status_reader, 64)
         self._report(b"ended " + self.status)
 
-    def _namespaces(self, init_pid: int) -> Namespaces | ContainerNamespaces | None:
-        if self.task.container is not None:
+    def _namespaces(self, init_pid: int) -> Namespaces | None:
+        if self.task.in_container:
             return ContainerNamespaces(init_pid)
         return join_namespaces(init_pid) if self.task.isolation else None
 

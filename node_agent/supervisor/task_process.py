@@ -12,11 +12,8 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from types import ModuleType
-    from typing import NoReturn
 
     from cotenant.node_agent.supervisor.cgroups import Group
-    from cotenant.node_agent.supervisor.container import ContainerNamespaces
     from cotenant.node_agent.supervisor.isolation import Namespaces
     from cotenant.node_agent.supervisor.output_file import OutputFile
 else:
@@ -32,7 +29,6 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 UNSETTABLE_SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 MEBIBYTE = 1 << 20
-PID, STARTED = b"pid ", b"started\n"  # what the launcher of a container tells
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -65,10 +61,8 @@ class TaskProcess:
         self.launch_cause = ""  # set if an exec_error is not the job's fault
         self.status: int | None = None  # from waitpid
         self._told = b""  # from the exec pipe
-        container = spec.get("container")
-        self.container: dict[str, object] | None = container if isinstance(container, dict) else None
         self.isolation = spec.get("isolation")
-        self.namespaces: Namespaces | ContainerNamespaces | None = None  # None: it shares the supervisor's view
+        self.namespaces: Namespaces | None = None  # None: it shares the supervisor's view
 
     @property
     def running(self) -> bool:
@@ -101,8 +95,6 @@ class TaskProcess:
             os.close(output_writer)
 
     def _become_program(self, parent: int, exec_writer: int, output_writer: int) -> None:
-        if self.container is not None:
-            self._launch_container(parent, exec_writer, output_writer)
         try:
             missing = self.enter(parent)
             null = os.open(os.devnull, os.O_RDONLY)
@@ -119,26 +111,7 @@ class TaskProcess:
         finally:
             os._exit(127)
 
-    def _launch_container(self, parent: int, exec_writer: int, output_writer: int) -> NoReturn:
-        """Start the program in a container and exit; see `container`."""
-        try:
-            from_module = _container_module()
-            self._enter_limits()
-            die_with_parent(parent)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            assert self.container is not None
-            self.doing = "container"
-            launcher = from_module.ContainerLauncher(self.container, self.environment, self.command)
-            try:
-                launcher.launch(self.user, self.submit_directory, output_writer, exec_writer)
-            except from_module.ContainerFault as fault:
-                os.write(exec_writer, f"{fault.cause}\n{fault}".encode(errors="replace"))
-        except BaseException as error:  # report any error
-            os.write(exec_writer, f"{self._cause(error)}\n{self.reason(error)}".encode(errors="replace"))
-        finally:
-            os._exit(127)
-
-    def _enter_limits(self) -> None:
+    def enter_limits(self) -> None:
         """Enter a session and the control group of its own, with the CPUs that it may use."""
         reset_signals()
         os.setsid()
@@ -154,7 +127,7 @@ class TaskProcess:
 
         Return why this node does not have the submitter's folder, or "". An error leaves in `doing` what failed.
         """
-        self._enter_limits()
+        self.enter_limits()
         if self.namespaces is not None:
             self.doing = "namespaces"
             self.namespaces.enter()
@@ -248,15 +221,11 @@ class TaskProcess:
             return False
         os.close(self.exec_reader)
         self.exec_reader = -1
-        if self.container is not None and (self._told == STARTED or (not self._told and self.status is not None)):
-            return True  # a launcher is killed with what is left of a program that has ended already
         self.launch_cause, _, self.exec_error = self._told.decode(errors="replace").partition("\n")
-        if self.container is not None and not self.exec_error:
-            self.launch_cause, self.exec_error = "process", "the launcher of its container was killed"
         return True
 
     def _receive(self) -> bool:
-        """Read from the exec pipe; return whether that was all. Of a container, the program's pid comes first."""
+        """Read from the exec pipe; return whether that was all."""
         while True:
             try:
                 piece = os.read(self.exec_reader, 4096)
@@ -265,14 +234,9 @@ class TaskProcess:
             if not piece:
                 return True
             self._told += piece
-            if self.container is not None and self._told.startswith(PID) and b"\n" in self._told:
-                line, _, self._told = self._told.partition(b"\n")
-                self.pid = int(line.removeprefix(PID))
 
     def owns(self, pid: int) -> bool:
         """Return whether a process that has ended was the task's."""
-        if self.container is not None and self.exec_reader >= 0:
-            self._receive()  # it may be the program, of which the launcher has just told
         return self.pid == pid and self.status is None
 
     def pump(self) -> bool:
@@ -360,15 +324,6 @@ def exit_message(task: TaskProcess, out_of_memory: bool) -> str:
         which = os.WTERMSIG(task.status)
         return f"rank {task.rank} was ended by signal {which} ({signal.strsignal(which)})"
     return f"rank {task.rank} ended with status {os.waitstatus_to_exitcode(task.status)}"
-
-
-def _container_module() -> ModuleType:
-    """Return the module `container`, which most supervisors never need."""
-    if TYPE_CHECKING or __package__:
-        from cotenant.node_agent.supervisor import container
-    else:
-        import container
-    return container
 
 
 def as_int(value: object) -> int:
