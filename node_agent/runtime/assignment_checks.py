@@ -126,6 +126,8 @@ def _task_faults(assignment: agent_pb2.Assignment, task: resources_pb2.TaskAlloc
 
 def _command_faults(assignment: agent_pb2.Assignment, task: resources_pb2.TaskAllocation) -> Iterator[str]:
     command = command_of(assignment, task)
+    if not command and assignment.spec.container.image:
+        return  # the image's is used
     if not command or not command[0]:
         yield f"role {task.role!r} has no command"
     if any("\0" in word for word in command):

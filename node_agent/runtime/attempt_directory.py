@@ -260,7 +260,9 @@ class AttemptDirectory:
             self.path.rename(target)
             self.path = target
         for path in sorted(target.iterdir()):
-            if path.name != "work" and not path.name.startswith("output-"):
+            if path.name == "containers":
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != "work" and not path.name.startswith("output-"):
                 path.unlink(missing_ok=True)
         work = target / "work"
         if work.is_dir() and not any(work.iterdir()):

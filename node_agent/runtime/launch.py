@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cotenant import file_descriptors
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
@@ -15,6 +16,15 @@ from cotenant.folders.chunk_files import ChunkDamaged
 from cotenant.history.events import Began
 from cotenant.history.recording import record
 from cotenant.history.stored import holds_of
+from cotenant.node_agent.containers.container_config import (
+    HOST_FILES,
+    Bind,
+    ContainerPlace,
+    Image,
+    container_environment,
+    container_spec,
+)
+from cotenant.node_agent.containers.container_runtime import ContainerRuntime
 from cotenant.node_agent.enforcement.core_changes import task_group
 from cotenant.node_agent.enforcement.hook import NewAttempt
 from cotenant.node_agent.enforcement.hooks import Hooks, end_hook, make_hooks, variables
@@ -27,10 +37,13 @@ from cotenant.node_agent.runtime.socket_paths import make_private_directory
 from cotenant.node_agent.runtime.supervisor_start import SupervisorProcess, SupervisorStarter
 from cotenant.node_agent.runtime.task_environment import clean_environment, environment_of_user, task_environment
 from cotenant.node_agent.supervisor.cgroups import Group, GroupError
+from cotenant.node_agent.supervisor.container import FOLDER, LAYER, ROOT_FILES
 from cotenant.node_agent.supervisor.launch_faults import cause_of
 from cotenant.node_agent.supervisor.lease import LEASE, boot_seconds, read_lease
 from cotenant.v1 import job_pb2, resources_pb2
 
+BUNDLES = "containers"  # directory of an attempt's directory
+IMAGE = "image"  # file in it: the digest of the image
 BuildFolder = Callable[[Path, tuple[int, int] | None], None]
 GRACE_SECONDS_DEFAULT = 30.0
 UNCONFINED = Group(1, {}, ())  # no controllers and no directories
@@ -59,7 +72,7 @@ class LaunchContext:
 
     `hooks` enforce their limits. `home` is the group that supervisors move to, None if they stay in the agent's.
     `hidden` are paths that namespaces hide from jobs; if it is empty, jobs have no namespaces of their own. `starter`
-    starts their supervisors.
+    starts their supervisors. `containers` runs those that have an image.
     """
 
     node_group: Group | None
@@ -73,10 +86,15 @@ class LaunchContext:
     users: UserMapping = field(default_factory=UserMapping)
     hidden: tuple[str, ...] = ()
     starter: SupervisorStarter = field(default_factory=SupervisorStarter)
+    containers: ContainerRuntime | None = None
 
 
 def launch_context(
-    context: RuntimeContext, place: NodeCgroup, notify_path: str, hidden: tuple[str, ...]
+    context: RuntimeContext,
+    place: NodeCgroup,
+    notify_path: str,
+    hidden: tuple[str, ...],
+    containers: ContainerRuntime | None = None,
 ) -> LaunchContext:
     """Return what a node's attempts share, with hooks that are still to be opened."""
     return LaunchContext(
@@ -89,6 +107,7 @@ def launch_context(
         home=place.home,
         users=UserMapping(context.users, shared=context.shared_identity),
         hidden=hidden,
+        containers=containers,
     )
 
 
@@ -133,15 +152,17 @@ def launch(
     assignment: agent_pb2.Assignment,
     progress_path: str,
     build_folder: BuildFolder | None = None,
+    image: Image | None = None,
 ) -> SupervisorProcess:
-    """Start the supervisor; `build_folder` fills the working directory. Blocks.
+    """Start the supervisor; `build_folder` fills the working directory. With an image, tasks run in containers. Blocks.
 
     Raises:
         CannotLaunch: a step fails.
         FetchStopped: the attempt was stopped while its folder was built.
     """
     group = attempt_group(surroundings, directory)
-    check_working_directory(assignment.spec.working_directory)
+    if image is None:  # otherwise the directory is in the container
+        check_working_directory(assignment.spec.working_directory)
     with launch_step(LaunchCause.USER):
         user = surroundings.users.of(assignment.submitter)
     with ExitStack() as undo:
@@ -159,7 +180,10 @@ def launch(
         with launch_step(LaunchCause.DIRECTORY):
             if build_folder is not None:
                 build_folder(directory.path / "work", owner)
-            directory.write_spec(supervisor_spec(surroundings, directory, new, progress_path, user))
+            spec = supervisor_spec(surroundings, directory, new, progress_path, user, image)
+            if image is not None:
+                put_in_containers(spec, surroundings, directory, image, progress_path)
+            directory.write_spec(spec)
         with launch_step(LaunchCause.PROCESS):
             record(_begins(assignment))
             supervisor = surroundings.starter.start(directory, surroundings.home)
@@ -229,12 +253,15 @@ def supervisor_spec(
     attempt: NewAttempt,
     progress_path: str,
     user: User | None = None,
+    image: Image | None = None,
 ) -> dict[str, object]:
     """Return what the supervisor needs to know, as plain types."""
     assignment, hooks = attempt.assignment, surroundings.hooks
     group = None if attempt.group is UNCONFINED else attempt.group
     working_directory = assignment.spec.working_directory or str(directory.path / "work")
     base = {**surroundings.base_environment, **environment_of_user(user)}
+    if image is not None:
+        base = container_environment(base, image.config, working_directory)
     isolation = isolation_of(surroundings, directory, progress_path)
     return {
         "job_id": assignment.job_id,
@@ -268,6 +295,45 @@ def supervisor_spec(
             for task in assignment.allocation.tasks
         ],
     }
+
+
+def put_in_containers(
+    spec: dict[str, Any], surroundings: LaunchContext, directory: AttemptDirectory, image: Image, progress_path: str
+) -> None:
+    """Change a supervisor's spec so that each task runs in a container of its own.
+
+    Raises:
+        CannotLaunch: there is no command.
+        OSError: the disk refuses.
+    """
+    assert surroundings.containers is not None  # it has unpacked the image
+    bundles, work = directory.path / BUNDLES, str((directory.path / "work").resolve())
+    sockets = make_private_directory(progress_path)
+    sockets.chmod(0o711)  # the socket in it belongs to the job's user
+    shared = [Bind(work, work), Bind(str(sockets), str(Path(progress_path).parent.resolve()))]
+    shared += [Bind(path, path, read_only=True) for path in HOST_FILES if os.path.isfile(path)]
+    for task in spec["tasks"]:
+        place = ContainerPlace(str(bundles / f"task-{task['rank']}"), str(bundles / "state"))
+        for made in (place.state, *(f"{place.bundle}/{name}" for name in (ROOT_FILES, LAYER, FOLDER))):
+            os.makedirs(made, mode=0o700, exist_ok=True)
+        scratch = task["environment"].get("COTENANT_SCRATCH", "")
+        binds = [*shared, Bind(scratch, scratch)] if scratch else shared
+        task["container"] = container_spec(surroundings.containers, place, image, binds, task)
+        task["command"] = task["command"] or list(image.config.command)
+        if not task["command"]:
+            raise CannotLaunch("the job has no command, and its image has none either", LaunchCause.IMAGE)
+        if task["submit_directory"]:
+            task["submit_directory"]["environment"] = {}  # they are for the node's programs
+        task["python_environment"] = None
+    (bundles / IMAGE).write_text(image.digest)
+
+
+def recorded_image(directory: AttemptDirectory) -> str:
+    """Return the digest of the image that an attempt was launched with; "" if it has none in the cache."""
+    try:
+        return (directory.path / BUNDLES / IMAGE).read_text()
+    except OSError:
+        return ""
 
 
 def submit_directory_of(spec: job_pb2.JobSpec) -> dict[str, object] | None:

@@ -22,8 +22,13 @@ import structlog
 
 from cotenant import fail_points
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.core.model.image_reference import InvalidReference
 from cotenant.core.model.lifecycle import LaunchCause
 from cotenant.core.model.throttle import Throttle
+from cotenant.node_agent.containers.container_config import Image
+from cotenant.node_agent.containers.container_runtime import find_runtime
+from cotenant.node_agent.containers.images import CACHE, ImageStore
+from cotenant.node_agent.containers.oci_layout import BadImage
 from cotenant.node_agent.enforcement import hooks
 from cotenant.node_agent.enforcement.core_changes import CoresRefused
 from cotenant.node_agent.enforcement.hook import EnforcedNode
@@ -92,7 +97,14 @@ class ProcessRuntime:
         self._counters = Resctrl.open()
         place = await asyncio.to_thread(node_cgroup.open_node_cgroup, context.node_id, reach_systemd())
         identity = await asyncio.to_thread(find_identity, context.users, [context.state_dir, *context.hidden])
-        self._surroundings = launch_module.launch_context(context, place, str(self._sockets / NOTIFY), identity.hidden)
+        containers = await asyncio.to_thread(find_runtime)
+        self._surroundings = launch_module.launch_context(
+            context, place, str(self._sockets / NOTIFY), identity.hidden, containers
+        )
+        self._images = ImageStore(context.state_dir / CACHE, context.image_cache_bytes, self._images_in_use)
+        if containers is not None:
+            await asyncio.to_thread(self._images.open)
+        context.inventory.container_runtime = str(containers or "")
         context.inventory.shared_user = identity.user
         self._not_enforced = [*await self._open_hooks(), *place.not_enforced, *identity.not_enforced]
         await asyncio.to_thread(self._surroundings.starter.open, context.state_dir, place.home)
@@ -303,6 +315,7 @@ class ProcessRuntime:
         with launch_module.launch_step(LaunchCause.CGROUP):
             await self._ensure_node_cgroup()
         self._confine(attempt, attempt.directory)
+        image = await self._prepare_image(attempt)
         async with self._build_folder(attempt) as build_folder:
             supervisor = await asyncio.to_thread(
                 launch_module.launch,
@@ -311,9 +324,41 @@ class ProcessRuntime:
                 attempt.assignment,
                 str(progress_socket(self._sockets, attempt.key)),
                 build_folder,
+                image,
             )
         await fail_points.reach("agent.launched")
         self._watch(attempt, await open_pidfd(supervisor))
+
+    async def _prepare_image(self, attempt: RunningAttempt) -> Image | None:
+        """Return the attempt's image, unpacked; None if it has none.
+
+        Raises:
+            CannotLaunch: there is no such image, or it cannot be used here.
+            FetchStopped: the attempt was stopped meanwhile.
+        """
+        wanted = attempt.assignment.spec.container.image
+        if not wanted:
+            return None
+        if self._surroundings.containers is None:
+            raise launch_module.CannotLaunch("this node has no container runtime", LaunchCause.IMAGE)
+        with launch_module.launch_step(LaunchCause.USER):
+            user = await asyncio.to_thread(self._surroundings.users.of, attempt.assignment.submitter)
+        progress = FetchProgress(str(attempt.key), "image_unpacking")
+        try:
+            with launch_module.launch_step(LaunchCause.DIRECTORY):
+                rights = user.to_spec() if user else None
+                image = await self._images.prepare(wanted, rights, attempt.stop_asked, progress)
+        except (BadImage, InvalidReference) as error:
+            raise launch_module.CannotLaunch(str(error), LaunchCause.IMAGE) from None
+        if image is None:
+            raise FetchStopped
+        attempt.image_digest = image.digest
+        return image
+
+    def _images_in_use(self) -> list[str]:
+        starting = [attempt.image_digest for attempt in list(self._attempts.values())]
+        directories = attempt_directory.find_directories(self._attempts_root)
+        return [*starting, *(launch_module.recorded_image(directory) for directory in directories)]
 
     @contextlib.asynccontextmanager
     async def _build_folder(self, attempt: RunningAttempt) -> AsyncIterator[launch_module.BuildFolder | None]:

@@ -60,6 +60,7 @@ class RunningAttempt:
     cores: AttemptCores | None = None
     throttle: AttemptThrottle | None = None
     promised: resources_pb2.NodeAllocation | None = None
+    image_digest: str = ""  # of its image, if that is in the cache
 
     @property
     def held(self) -> list[resources_pb2.NodeAllocation]:

@@ -24,7 +24,7 @@ class RuntimeContext:
     each GPU's /dev/nvidiaN by UUID, as far as NVML reports it. `users` maps submitters to users of this machine.
     `shared_identity` allows jobs of several submitters to run as the agent's user if the agent is not root. `hidden`
     are paths to hide from jobs in addition to the state directory. `folders` fetches uploaded folders; None: no
-    job has one.
+    job has one. `image_cache_bytes` limits the cache of unpacked images.
     """
 
     node_id: str
@@ -39,6 +39,7 @@ class RuntimeContext:
     shared_identity: bool = False
     hidden: tuple[Path, ...] = ()
     folders: UploadedFolders | None = None
+    image_cache_bytes: int = 50 << 30
 
 
 @dataclass(frozen=True, slots=True)

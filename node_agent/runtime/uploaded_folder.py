@@ -206,14 +206,16 @@ class UploadedFolders:
 
 
 class FetchProgress:
-    """Logs at times how much of an attempt's folder is fetched, once that takes more than a moment."""
+    """Logs at times how much of an attempt's folder, or image, is there, once that takes more than a moment."""
 
-    def __init__(self, attempt: str, *, first_seconds: float = 2.0, seconds: float = 5.0) -> None:
-        self._attempt, self._seconds = attempt, seconds
+    def __init__(
+        self, attempt: str, event: str = "folder_fetching", *, first_seconds: float = 2.0, seconds: float = 5.0
+    ) -> None:
+        self._attempt, self._event, self._seconds = attempt, event, seconds
         self._due = time.monotonic() + first_seconds
 
     def __call__(self, done: int, total: int) -> None:
         """Log how much was fetched, if it is time to."""
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._seconds
-            log.info("folder_fetching", attempt=self._attempt, bytes=done, of=total)
+            log.info(self._event, attempt=self._attempt, bytes=done, of=total)

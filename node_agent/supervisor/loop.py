@@ -102,7 +102,7 @@ class Supervisor:
         assert isinstance(task, dict)
         group = self.group.child(f"task-{task['rank']}") if self.group else None
         output = OutputFile(f"output-{task['rank']}.log", as_int(self.spec["output_bytes_max"]))
-        return TaskProcess(task, group, output)
+        return _kind_of(task)(task, group, output)
 
     def _catch_signals(self) -> int:
         reader, writer = os.pipe()
@@ -263,7 +263,7 @@ class Supervisor:
             self.reaped_cpu_seconds += usage.ru_utime + usage.ru_stime
             self.reaped_peak_bytes = max(self.reaped_peak_bytes, usage.ru_maxrss * 1024)
             for task in self.tasks:
-                if task.pid == pid and task.status is None:
+                if task.owns(pid):
                     self._task_ended(task, status)
         if not self.end_time and not any(self._must_wait_for(task) for task in self.tasks):
             now = time.monotonic()
@@ -408,3 +408,14 @@ class Supervisor:
             count = sum(output.dropped_bytes for output in dropping)
             note = f"{count} bytes of output were dropped: {dropping[0].drop_reason}"
             self.message = f"{self.message}; {note}" if self.message else note
+
+
+def _kind_of(task: dict[str, object]) -> type[TaskProcess]:
+    """Return the class of a task; what runs containers is imported only for jobs that have one."""
+    if not task.get("container"):
+        return TaskProcess
+    if TYPE_CHECKING:
+        from cotenant.node_agent.supervisor.container import ContainerTask
+    else:
+        from container import ContainerTask
+    return ContainerTask

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     import socket
 
     from cotenant.node_agent.supervisor.cgroups import Group
-    from cotenant.node_agent.supervisor.isolation import join_namespaces
+    from cotenant.node_agent.supervisor.container import ContainerNamespaces
+    from cotenant.node_agent.supervisor.isolation import Namespaces, join_namespaces
     from cotenant.node_agent.supervisor.output_file import OutputFile
     from cotenant.node_agent.supervisor.process_table import children
     from cotenant.node_agent.supervisor.supervisor import restore_descriptor_limit
@@ -41,6 +42,7 @@ else:
 
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     from cgroups import Group
+    from container import ContainerNamespaces
     from isolation import join_namespaces
     from output_file import OutputFile
     from process_table import children
@@ -60,6 +62,7 @@ class SessionTask(TaskProcess):
         super().__init__(spec, group, OutputFile(os.devnull, 0))
         words = [str(word) for word in as_list(request["command"])]
         self.terminal = bool(request["terminal"])
+        self.in_container = bool(spec.get("container"))
         variables = request["environment"]
         assert isinstance(variables, dict)
         self.environment = {**self.environment, **variables}
@@ -99,7 +102,7 @@ class Session:
 
     def run(self, init_pid: int) -> None:
         """Start the command, wait for its end or the agent's, and report its status."""
-        self.task.namespaces = join_namespaces(init_pid) if self.task.isolation else None
+        self.task.namespaces = self._namespaces(init_pid)
         exec_reader, exec_writer = os.pipe()
         status_reader, status_writer = os.pipe()
         self.reaper = os.fork()
@@ -116,6 +119,11 @@ class Session:
         self._end_all()
         self.status = self.status or os.read(status_reader, 64)
         self._report(b"ended " + self.status)
+
+    def _namespaces(self, init_pid: int) -> Namespaces | None:
+        if self.task.in_container:
+            return ContainerNamespaces(init_pid)
+        return join_namespaces(init_pid) if self.task.isolation else None
 
     def _report(self, message: bytes) -> None:
         try:

@@ -60,6 +60,7 @@ class TaskProcess:
         self.exec_error = ""
         self.launch_cause = ""  # set if an exec_error is not the job's fault
         self.status: int | None = None  # from waitpid
+        self._told = b""  # from the exec pipe
         self.isolation = spec.get("isolation")
         self.namespaces: Namespaces | None = None  # None: it shares the supervisor's view
 
@@ -110,11 +111,8 @@ class TaskProcess:
         finally:
             os._exit(127)
 
-    def enter(self, parent: int) -> str:
-        """Become what the task is before it executes its program; `parent` is the process that forked this one.
-
-        Return why this node does not have the submitter's folder, or "". An error leaves in `doing` what failed.
-        """
+    def enter_limits(self) -> None:
+        """Enter a session and the control group of its own, with the CPUs that it may use."""
         reset_signals()
         os.setsid()
         self.doing = "control group"
@@ -123,6 +121,13 @@ class TaskProcess:
         self.doing = "cpus"
         if self.cpus:
             os.sched_setaffinity(0, self.cpus)
+
+    def enter(self, parent: int) -> str:
+        """Become what the task is before it executes its program; `parent` is the process that forked this one.
+
+        Return why this node does not have the submitter's folder, or "". An error leaves in `doing` what failed.
+        """
+        self.enter_limits()
         if self.namespaces is not None:
             self.doing = "namespaces"
             self.namespaces.enter()
@@ -212,14 +217,27 @@ class TaskProcess:
 
     def read_exec_result(self) -> bool:
         """Read whether the program runs; return False while that is undecided."""
-        try:
-            told = os.read(self.exec_reader, 4096)
-        except BlockingIOError:
+        if not self._receive():
             return False
         os.close(self.exec_reader)
         self.exec_reader = -1
-        self.launch_cause, _, self.exec_error = told.decode(errors="replace").partition("\n")
+        self.launch_cause, _, self.exec_error = self._told.decode(errors="replace").partition("\n")
         return True
+
+    def _receive(self) -> bool:
+        """Read from the exec pipe; return whether that was all."""
+        while True:
+            try:
+                piece = os.read(self.exec_reader, 4096)
+            except BlockingIOError:
+                return False
+            if not piece:
+                return True
+            self._told += piece
+
+    def owns(self, pid: int) -> bool:
+        """Return whether a process that has ended was the task's."""
+        return self.pid == pid and self.status is None
 
     def pump(self) -> bool:
         """Copy available output to its file; return False once the pipe has no writer."""

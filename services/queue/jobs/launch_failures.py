@@ -3,9 +3,9 @@
 A node that cannot launch is not the job's fault, so nothing counts against its retries and there is no back-off; the
 job only avoids that node for a while. Placement decides how often such a node is tried at all.
 
-The job's own working directory and Python environment are the exceptions. They may be missing on one node only, such as
-one that lacks a shared mount, so each node that could hold the job is tried once. When such a node comes up a second
-time, none is left: then the attempt has failed like any other for which the infrastructure is not responsible.
+The job's own working directory, Python environment and image are the exceptions. They may be missing on one node only,
+such as one that lacks a shared mount, so each node that could hold the job is tried once. When such a node comes up a
+second time, none is left: then the attempt has failed like any other for which the infrastructure is not responsible.
 
 A submitter that is unknown to a node proves nothing about the node, which is not held because of one user. So a job
 that comes back to a node it avoids waits before the next try: there is no other node, and it would retry forever. The
@@ -21,11 +21,12 @@ from cotenant.v1 import job_pb2
 AVOID_SECONDS = 30.0  # a node that keeps failing is held soon, and a repaired one should be used again
 UNKNOWN_USER_SECONDS, UNKNOWN_USER_SECONDS_MAX = 30.0, 600.0  # doubles with each launch failure of the job
 DIRECTORY_AVOID_SECONDS = 3600.0
-DIRECTORY_NODES_MAX = 8  # this many nodes without the working directory, or the environment, count as all
+DIRECTORY_NODES_MAX = 8  # this many nodes without the working directory, the environment or the image count as all
 NOT_LAUNCHED = "not launched on "  # prefix of the phase reason until the job runs
 _OF_THE_JOB = {  # by cause: the prefix of the reason why the node is avoided
     job_pb2.LAUNCH_CAUSE_WORKING_DIRECTORY: "its working directory: ",
     job_pb2.LAUNCH_CAUSE_ENVIRONMENT: "its Python environment: ",
+    job_pb2.LAUNCH_CAUSE_IMAGE: "its image: ",
 }
 _PROVES_NOTHING = (job_pb2.LAUNCH_CAUSE_USER, job_pb2.LAUNCH_CAUSE_UPLOAD)  # about the node
 

@@ -320,6 +320,7 @@ def node_view(node: Node, now: float) -> View:
         "attempts": list(node.attempts),
         "not_enforced": list(inventory.not_enforced),
         "shared_user": inventory.shared_user or None,
+        "container_runtime": inventory.container_runtime or None,
         "agent_version": inventory.agent_version,
         "certificate": certificate_view(node.certificate),
         "create_time": time_of(node, "create_time"),

@@ -116,6 +116,7 @@ class JobFields(Requests, total=False):
     objective_check: Literal["require", "warn", "ignore"]
     workdir: str | PurePath
     upload: str | PurePath
+    image: str
     role: str
     replicas: int | str
     replicas_min: int

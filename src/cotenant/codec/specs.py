@@ -318,6 +318,7 @@ def inventory_from_wire(message: resources_pb2.Inventory) -> Inventory:
         agent_version=message.agent_version,
         problems=tuple(map(_problem_from_wire, message.problems)),
         shared_user=message.shared_user,
+        container_runtime=message.container_runtime,
         machine=message.machine,
     )
 
@@ -375,6 +376,7 @@ def inventory_to_wire(inventory: Inventory) -> resources_pb2.Inventory:
         agent_version=inventory.agent_version,
         problems=map(problem_to_wire, inventory.problems),
         shared_user=inventory.shared_user,
+        container_runtime=inventory.container_runtime,
         machine=inventory.machine,
     )
 
@@ -434,6 +436,7 @@ def shape_to_wire(shape: NodeShape) -> placement_service_pb2.NodeShape:
         gpu_type=shape.gpu_type,
         shareable=shape.shareable,
         count=shape.count,
+        without_containers=not shape.containers,
     )
 
 
@@ -446,4 +449,5 @@ def shape_from_wire(message: placement_service_pb2.NodeShape) -> NodeShape:
         gpu_type=message.gpu_type,
         shareable=message.shareable,
         count=message.count,
+        containers=not message.without_containers,
     )

@@ -21,7 +21,7 @@ class Launches:
     def put_attempt(self, attempt: AttemptPut) -> None:
         """Record how an attempt ended. What a job needs of a node's folders is its own failure."""
         key = (attempt.job_id, attempt.number)
-        own = attempt.launch_cause in (LaunchCause.WORKING_DIRECTORY, LaunchCause.ENVIRONMENT)
+        own = attempt.launch_cause in (LaunchCause.WORKING_DIRECTORY, LaunchCause.ENVIRONMENT, LaunchCause.IMAGE)
         if attempt.state is AttemptState.NOT_LAUNCHED and not own:
             self._not_launched.add(key)
         elif attempt.state in (AttemptState.FAILED, AttemptState.NOT_LAUNCHED) and key not in self._failed:

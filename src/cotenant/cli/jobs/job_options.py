@@ -102,7 +102,7 @@ def read_drafts(files: Iterable[str], job: MapNode, now: float) -> list[Draft]:
     """
     paths = list(files)
     if not paths:
-        if not any(key.text == "command" for key, _ in job.entries):
+        if not any(key.text in ("command", "image") for key, _ in job.entries):
             raise usage_error(
                 "nothing to run",
                 hint="name a job file, or put the command after `--`: cotenant submit --gpus 1 -- python3 train.py",

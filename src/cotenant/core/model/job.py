@@ -77,6 +77,16 @@ NO_SPREAD = Spread()
 
 
 @dataclass(frozen=True, slots=True)
+class Container:
+    """The container of a job's processes; without an image they run in none."""
+
+    image: str = ""
+
+
+NO_CONTAINER = Container()
+
+
+@dataclass(frozen=True, slots=True)
 class Request(Amounts):
     """What one replica asks for. `cores` None is `auto`: the CPU allocator decides."""
 
@@ -225,6 +235,7 @@ class JobSpec:
     scale: BatchScaling | None = None  # None: strong
     upload: str = ""  # id of the uploaded folder in which it starts; of a draft, the path of a folder to upload
     python_environment: PythonEnvironment | None = None  # whose variables are in `environment` or `submit_directory`
+    container: Container = NO_CONTAINER
 
     @property
     def gpu_milli(self) -> int:
@@ -280,7 +291,7 @@ class JobSpec:
         A job that may be preempted may borrow what others may not.
         """
         roles = tuple((role.name, role.replicas, role.request) for role in self.roles)
-        return roles, self.locality, self.spread, self.preemptible
+        return roles, self.locality, self.spread, self.preemptible, bool(self.container.image)
 
 
-Shape = tuple[tuple[tuple[str, int, Request], ...], Locality | None, Spread, bool]
+Shape = tuple[tuple[tuple[str, int, Request], ...], Locality | None, Spread, bool, bool]

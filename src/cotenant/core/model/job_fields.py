@@ -29,6 +29,7 @@ from cotenant.core.model.field_limits import (
     positive,
     shown,
 )
+from cotenant.core.model.image_reference import IMAGE
 from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.model.limits import REPLICAS_MAX
 from cotenant.core.model.resources import AMOUNT_KINDS
@@ -239,6 +240,9 @@ JOB: tuple[JobField, ...] = (
         other_names=("working_directory",)),
     JobField("upload", T.TEXT, limit=TEXT_PATH, metavar="DIR", shown="uploaded folder",
         help="Upload this folder, and start in a copy of it; . is the current one."),
+    JobField("image", T.TEXT, "container.image", "container.image", limit=IMAGE, metavar="REF", shown="image",
+        help="Run in a container of this image on the nodes: oci:DIR[:TAG], or dir:DIR for an unpacked one.",
+        other_names=("container", "container_image")),
 )
 
 # Of `Role`, in job files beside those of `JOB` or in each entry of `roles`, where `role` is called `name`.

@@ -179,6 +179,7 @@ class LaunchCause(StrEnum):
     OTHER = "other"
     UPLOAD = "upload"
     ENVIRONMENT = "environment"
+    IMAGE = "image"
 
 
 class InvalidTransition(Exception):

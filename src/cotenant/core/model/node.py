@@ -71,6 +71,7 @@ class Inventory(Amounts):
     agent_version: str = ""
     problems: tuple[HealthProblem, ...] = ()
     shared_user: str = ""  # the user that runs every job; empty if jobs run as their submitters
+    container_runtime: str = ""  # the program that runs containers, with its version; empty if none can run here
     machine: str = ""  # the boot of the underlying machine; empty if unknown or deliberately shared
 
     @property
@@ -119,13 +120,17 @@ class UnhealthyCapacity:
 
 @dataclass(frozen=True, slots=True)
 class NodeShape(Amounts):
-    """The total resources of a node, as counts. `count` 0: such a node could join but has not."""
+    """The total resources of a node, as counts. `count` 0: such a node could join but has not.
+
+    `containers`: whether jobs with an image can run on it.
+    """
 
     gpus: int
     cores: int
     gpu_type: str = ""
     shareable: bool = False
     count: int = 1
+    containers: bool = True
 
     def __str__(self) -> str:
         """Return the shape as refusals name it."""
@@ -166,6 +171,7 @@ def shape_of(inventory: Inventory) -> NodeShape:
         **amounts_of(inventory),
         gpu_type=inventory.gpu_type,
         shareable=inventory.shareable,
+        containers=bool(inventory.container_runtime),
     )
 
 

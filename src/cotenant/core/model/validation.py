@@ -127,7 +127,7 @@ def _roles(spec: JobSpec) -> Found:
         if not 1 <= role.replicas <= REPLICAS_MAX:
             yield f"{where}.replicas", f"must be from 1 to {REPLICAS_MAX}, not {role.replicas}"
         yield from _open(spec, role, where)
-        if not (role.command or spec.command):
+        if not (role.command or spec.command or spec.container.image):
             yield f"{where}.command", "nothing to run: neither the role nor the job has a command"
         for field, wrong in _request(role.request):
             yield f"{where}.resources.{field}", wrong
@@ -230,6 +230,8 @@ def _contradictions(spec: JobSpec) -> Found:
             f"must be longer than grace, {spec.grace_seconds:g} s, which is part of it, "
             f"not {spec.time_limit_seconds:g} s",
         )
+    if spec.container.image and spec.gpu_milli:
+        yield "container.image", "containers have no GPUs yet: a job with an image runs on cores only"
     if spec.qos.latency_seconds and not spec.qos.latency_percentile:
         yield "qos.latency_percentile", "a latency target needs the percentile at which it holds"
     if spec.qos.latency_percentile and not spec.qos.latency_seconds:

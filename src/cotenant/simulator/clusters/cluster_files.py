@@ -168,6 +168,7 @@ class _Kind:
             cores=self._count(given, "cores", gpus * CORES_PER_GPU, PER_NODE_MAX * CORES_PER_GPU),
             gpu_type=self._text(given, "gpu_type"),
             shareable=self._switch(given, "shareable"),
+            containers=True,
             **{name: self._count(given, name, 0, AMOUNT_MAX) for name in AMOUNTS},
         )
         if not (shape.gpus or shape.cores):

@@ -10,6 +10,7 @@ from cotenant.core.model.dependencies import Condition, Dependency
 from cotenant.core.model.job import (
     GRACE_SECONDS_DEFAULT,
     BatchScaling,
+    Container,
     EnvironmentSource,
     JobKind,
     JobSpec,
@@ -318,3 +319,33 @@ def test_roles_that_can_be_counted_are_few_with_no_more_replicas_than_a_job_may_
     for more in (0, 1):
         some = Role(replicas=REPLICAS_MAX - 1), Role(replicas=1 + more)
         assert [one.field for one in check_amounts(JobSpec(roles=some))] == ["spec.roles"] * more
+
+
+def test_a_job_with_an_image_needs_no_command_and_has_no_gpus() -> None:
+    container = Container("oci:/images/train:v1")
+
+    def wrong(*roles: Role) -> list[str]:
+        return [one.field for one in check_spec(JobSpec(roles=roles, container=container))]
+
+    assert not {"spec.roles[0].command", "spec.container.image"} & set(wrong(Role()))
+    assert "spec.container.image" in wrong(Role(request=Request(1000)))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("busybox", "must be dir:DIR or oci:DIR"),
+        ("docker://busybox", "must be dir:DIR or oci:DIR"),
+        ("oci:images", "must have an absolute path"),
+        ("oci:/images:", "has an invalid tag"),
+        ("oci:/images:a/b", "has an invalid tag"),
+        ("dir:/images/../root", "must have a path without '..'"),
+        ("dir:/a\0b", "must have a path without '..' and NUL bytes"),
+        ("dir:/" + "a/" * 2500, "has a path of 5001 characters"),
+    ],
+    ids=range(8),
+)
+def test_a_wrong_reference_to_an_image_is_refused_with_the_reason(text: str, why: str) -> None:
+    found = check_spec(JobSpec(roles=(Role(),), command=("true",), container=Container(text)))
+    (told,) = [one.description for one in found if one.field == "spec.container.image"]
+    assert told.startswith(why)
