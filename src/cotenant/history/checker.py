@@ -68,7 +68,7 @@ class Rule(StrEnum):
     TURN = "a job starts only when it is due, on a node that accepts work"
     READ = "reads are complete at their revision, and never go back"
     PLATFORM = "a refused launch fails no job"
-    RESIZE = "an elastic job keeps to its range, and a resize fails no job"
+    RANGE = "an elastic job keeps to its range"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,6 @@ class Checker:
         self._priorities: dict[str, int] = {}  # as last acknowledged
         self._closed: set[str] = set()  # nodes that accept no work
         self._reads = Reads(partial(self._break, Rule.READ))
-        self._resized: set[Key] = set()  # attempts that were stopped for another number of replicas
         self._launches = Launches(partial(self._break, Rule.PLATFORM))
 
     def kept(self) -> list[JobPut]:
@@ -238,8 +237,6 @@ class Checker:
         live = self.live.get(job.job_id)
         if live and job.phase in OVER:
             self._break(Rule.LIFE, f"at {revision} {job.job_id} is {job.phase}, and {live.number} is {live.state}")
-        if before and job.failures > before.failures and (job.job_id, job.attempt) in self._resized:
-            self._break(Rule.RESIZE, f"at {revision} {job.job_id} failed by the resize of attempt {job.attempt}")
         self._launches.put_job(job, revision)
         self._reads.kept(job.job_id, job.phase, revision)
         self.jobs[job.job_id] = job
@@ -269,9 +266,7 @@ class Checker:
         if attempt.state is AttemptState.LOST and (before or attempt.number > last):
             self._check_lost(attempt, commit, name)
         if attempt.elastic and not attempt.elastic[0] <= attempt.elastic[1] <= attempt.elastic[2]:
-            self._break(Rule.RESIZE, f"{name} has {attempt.elastic[1]} replicas of {attempt.elastic[::2]}")
-        if attempt.resized and attempt.state is AttemptState.STOPPED:
-            self._resized.add((attempt.job_id, attempt.number))
+            self._break(Rule.RANGE, f"{name} has {attempt.elastic[1]} replicas of {attempt.elastic[::2]}")
         self._launches.put_attempt(attempt)
         if attempt.state is AttemptState.NOT_LAUNCHED and before and before.state is AttemptState.RUNNING:
             self._break(Rule.LIFE, f"{name} ran, and then was not launched")

@@ -57,7 +57,6 @@ class AttemptPut:
     size: int
     launch_cause: LaunchCause | None = None
     elastic: tuple[int, int, int] | None = None  # of an elastic job: its minimum, its replicas, its maximum
-    resized: bool = False  # it was stopped to go on with another number of replicas
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,6 @@ def _attempt(stored: records_pb2.StoredAttempt, revision: int) -> AttemptPut:
         1 if attempt.pre_run else sum(role.replicas for role in stored.spec.roles),
         _cause_of(attempt.launch_failure.cause) if attempt.HasField("launch_failure") else None,
         None if attempt.pre_run else _elastic(stored.spec.roles),
-        attempt.stop_reason == job_pb2.STOP_REASON_RESIZED,
     )
 
 

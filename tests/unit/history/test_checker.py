@@ -46,7 +46,6 @@ OTHER_CORE = {("n", "core 1"): 1000}
 WIDER = {**CORE, **OTHER_CORE}
 A1 = AttemptPut("a", 1, 2, AttemptState.ASSIGNED, CORE, frozenset({"n"}), (0,), 1)
 RUNS, DONE = replace(A1, state=AttemptState.RUNNING), replace(A1, state=AttemptState.SUCCEEDED)
-RESIZED = replace(A1, state=AttemptState.STOPPED, resized=True)
 FAILED = replace(A1, state=AttemptState.FAILED)
 LOST = replace(A1, state=AttemptState.LOST)
 NOT_LAUNCHED = replace(A1, state=AttemptState.NOT_LAUNCHED, launch_cause=LaunchCause.CGROUP)
@@ -74,11 +73,7 @@ BROKEN: dict[str, tuple[Rule, list[Event]]] = {
         Rule.OWNERSHIP,
         [*commits(A1, FAILED, replace(A1, job_id="b", epoch=4)), BEGAN, Began("n", "b", 1, 4, CORE)],
     ),
-    "an elastic job has more replicas than it takes": (Rule.RESIZE, [*commits(replace(A1, elastic=(1, 3, 2)))]),
-    "a resize fails its job": (
-        Rule.RESIZE,
-        [*commits(A1, JobPut("a", Phase.QUEUED), RESIZED, JobPut("a", Phase.QUEUED, attempt=1, failures=1))],
-    ),
+    "an elastic job has more replicas than it takes": (Rule.RANGE, [*commits(replace(A1, elastic=(1, 3, 2)))]),
     "a refused launch fails its job": (Rule.PLATFORM, [*commits(A1, NOT_LAUNCHED, FAILED_JOB)]),
     "what ran is said not to have been launched": (Rule.LIFE, [*commits(A1, RUNS, NOT_LAUNCHED)]),
     "an acknowledged job was never kept": (Rule.LOST, [Acknowledged("r", "a")]),
