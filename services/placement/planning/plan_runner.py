@@ -32,7 +32,12 @@ from cotenant.services.placement.cluster.attempt_reports import MESSAGE_LENGTH_M
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.committer import Outdated, TooLarge
 from cotenant.services.placement.cluster.live_records import LiveAttempt
-from cotenant.services.placement.cluster.request_decoding import check_candidates, check_order, remove_candidate
+from cotenant.services.placement.cluster.request_decoding import (
+    check_candidates,
+    check_order,
+    check_resizes,
+    remove_candidate,
+)
 from cotenant.services.placement.planning import planner
 from cotenant.services.placement.planning.cluster_view import LiveClusterView, StopCosts
 from cotenant.services.placement.planning.replica_resizes import Resized, Unreserved, decide_resizes
@@ -129,7 +134,7 @@ class PlanRunner:
 
     async def resize(self, request: placement_pb2.ResizeReplicasRequest) -> placement_pb2.ResizeReplicasResponse:
         """Give elastic jobs another number of replicas, even if the caller is gone by then."""
-        await check_candidates([one.next for one in request.resizes])
+        check_resizes(request.resizes)
         return await self._background.finish(self._resize(request))
 
     async def _resize(self, request: placement_pb2.ResizeReplicasRequest) -> placement_pb2.ResizeReplicasResponse:

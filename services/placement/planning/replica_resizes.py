@@ -63,7 +63,7 @@ def decide_resizes(
     shapes, rng = cluster.open_shapes(), np.random.default_rng(request.seed)
     for resize in request.resizes:
         job_id, live = resize.next.job_id, cluster.attempts.get(resize.next.job_id)
-        if live is None or live.key[1] != resize.next.number - 1 or not cluster.can_resize(live):
+        if live is None or not _may_resize(cluster, live, resize.next.number):
             refusals[job_id] = Refusal(
                 Code.NOT_YET_CONSIDERED, "its attempt does not run on connected nodes now", "the next cycle asks again"
             )
@@ -78,6 +78,12 @@ def decide_resizes(
         taken += outcome.holdings
         found.append(Resized(live, outcome, resize.replicas, resize.reason))
     return found, refusals
+
+
+def _may_resize(cluster: Cluster, live: LiveAttempt, number: int) -> bool:
+    """Return whether an attempt is that of an elastic job, the one before this number, and can be resized now."""
+    elastic = any(role.HasField("elastic") for role in live.record.spec.roles)
+    return elastic and live.key[1] == number - 1 and cluster.can_resize(live)
 
 
 class Unreserved:

@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
 from benchmarks.agents import SimulatedAgent
 from tests.unit.services.histories import History
 from tests.unit.services.mesh import BACKFILL, QUICK, Mesh, eventually, running, spec, until
 
+from cotenant.codec.errors import from_error
 from cotenant.codec.job_events import kind_of
+from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.policies.marginal_gain import MarginalGain
 from cotenant.v1 import job_pb2, tenant_service_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -120,6 +123,32 @@ async def test_a_tenants_limit_bounds_the_target(mesh: Mesh) -> None:
     await mesh.agent("n0", gpus=4)
     elastic = await submit_elastic(mesh, 1, 4, tenant="small")
     await runs_with(mesh, elastic, 2)
+
+
+async def test_a_job_that_finds_no_places_for_its_target_starts_with_fewer(mesh: Mesh) -> None:
+    for number in range(3):
+        await mesh.agent(f"n{number}", gpus=4)
+    for _ in range(2):
+        await mesh.reach(await mesh.submit(gpus=3, cores=1), "RUNNING")
+    wanted = spec(gpus=2, cores=1, resize=job_pb2.RESIZE_MODE_RESTART)
+    wanted.roles[0].elastic.min, wanted.roles[0].elastic.max = 1, 3
+    answer: pb.CreateJobResponse = await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=wanted))
+    await runs_with(mesh, answer.job.id, 2)  # three by counting: six GPUs are free, two of them on full nodes
+
+
+async def test_a_bad_resize_names_every_field(mesh: Mesh) -> None:
+    rigid, elastic = spec(), spec(replicas=2)
+    elastic.roles[0].elastic.min, elastic.roles[0].elastic.max = 1, 3
+    request = placement_pb2.ResizeReplicasRequest()
+    for wanted, replicas in ((rigid, 1), (elastic, 3), (elastic, 4)):
+        request.resizes.add(next=placement_pb2.Candidate(job_id="a", number=2, spec=wanted), replicas=replicas)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await mesh.plans.ResizeReplicas(request)
+    fields = [one.field for one in from_error(caught.value).violations]
+    assert fields == [
+        "resizes[0].next.spec.roles", "resizes[1].next.job_id", "resizes[1].replicas", "resizes[2].next.job_id",
+        "resizes[2].replicas",
+    ]  # fmt: skip
 
 
 async def test_an_allocator_that_fails_keeps_sizes_and_fails_no_job(
