@@ -117,6 +117,15 @@ async def test_a_job_that_may_lose_its_work_is_kept_and_says_so(
     assert why in told.summary
 
 
+async def test_under_another_allocator_a_job_keeps_its_minimum() -> None:
+    async with running(queue_config=replace(BACKFILL, allocator="proportional")) as mesh:
+        await mesh.agent("n0", gpus=4)
+        elastic = await submit_elastic(mesh, 2, 4)
+        await runs_with(mesh, elastic, 2)
+        told = await explained(mesh, elastic)
+        assert "replicas: 2 of 2..4; the allocator proportional resizes no running jobs" in told.summary
+
+
 async def test_a_tenants_limit_bounds_the_target(mesh: Mesh) -> None:
     limited = tenant_service_pb2.Tenant(id="small", limit_gpu_milli=2000)
     await mesh.tenants.CreateTenant(tenant_service_pb2.CreateTenantRequest(tenant=limited))
