@@ -25,6 +25,8 @@ class QueueConfig:
 
     policy: str = "fifo"
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by policy name
+    allocator: str = ""  # the CPU allocator, which may resize elastic jobs; "": none does
+    allocator_options: Mapping[str, str] = field(default_factory=dict)
     debounce_seconds: float = 0.003
     rules: Rules = SHARING
     seed: int = 0

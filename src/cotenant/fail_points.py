@@ -25,6 +25,8 @@ POINTS: Mapping[str, str] = MappingProxyType(
         "queue.committed": "the change is committed, but not yet known",
         "queue.planning": "a plan is about to be requested",
         "queue.planned": "a plan has arrived, nothing of it is applied yet",
+        "queue.resizing": "a resize of elastic jobs is about to be requested",
+        "queue.resized": "elastic jobs are being resized, the queue does not know yet",
         "queue.end_kept": "the end of an attempt is recorded, placement may not forget it yet",
         "queue.usage": "the decayed usage of tenants is about to be recorded",
         "array.begun": "jobs of an array are recorded, the array itself is not yet",

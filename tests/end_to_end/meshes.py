@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.end_to_end import remains
@@ -71,6 +72,22 @@ class Mesh:
             self.kill()
             assert_nothing_left(self.directory, job_ids)
         assert TRACEBACK not in self.log.read_text()
+
+
+@contextmanager
+def second_node(mesh: Mesh) -> Iterator[None]:
+    """Another node on this machine with its own agent."""
+    agent = mesh.cli.start(
+        "serve", "agent", "--node", "second", "--endpoints", mesh.address, "--gpus", "fake:2",
+        "--address", "127.0.0.1", log=mesh.directory / "second.log",
+    )  # fmt: skip
+    try:
+        agent.wait_for_output("placement_connected")
+        yield
+        end_all(mesh.client)
+        assert agent.terminate() == 0
+    finally:
+        agent.kill()
 
 
 SERVICES = ("predictor", "contention", "placement", "queue", "agent")  # in a valid startup order

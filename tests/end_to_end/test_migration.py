@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.meshes import Mesh, end_all
+from tests.end_to_end.meshes import Mesh, second_node
 from tests.end_to_end.waiting import lines_of, until
 
 from cotenant.codec import specs
@@ -43,29 +42,13 @@ while True:
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[Mesh]:
-    """A mesh with one node; `second` joins it."""
+    """A mesh with one node; `second_node` joins it."""
     config = tmp_path / "config.toml"
     config.write_text(CONFIG)
     mesh = Mesh(tmp_path, "--config", str(config))
     mesh.start()
     yield mesh
     mesh.close()
-
-
-@contextmanager
-def second(mesh: Mesh) -> Iterator[None]:
-    """Another node on this machine with its own agent."""
-    agent = mesh.cli.start(
-        "serve", "agent", "--node", "second", "--endpoints", mesh.address, "--gpus", "fake:2",
-        "--address", "127.0.0.1", log=mesh.directory / "second.log",
-    )  # fmt: skip
-    try:
-        agent.wait_for_output("placement_connected")
-        yield
-        end_all(mesh.client)
-        assert agent.terminate() == 0
-    finally:
-        agent.kill()
 
 
 def nodes_of(job: Job) -> set[str]:
@@ -87,7 +70,7 @@ def test_a_job_migrates_from_its_checkpoint_so_that_a_gang_starts(mesh: Mesh, tm
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("a gang of two takes two cores")
     first, gone = (start_counting(mesh, tmp_path / name) for name in ("first", "gone"))
-    with second(mesh):
+    with second_node(mesh):
         third = start_counting(mesh, tmp_path / "third")
         singles = {first: tmp_path / "first", third: tmp_path / "third"}
         assert nodes_of(mesh.client.job(third)) == {"second"}

@@ -25,6 +25,7 @@ FRAGMENT_CHARACTERS_MAX = 400
 REPEATABLE = {
     "ObservationService.Observe": "a repeated observation is recognized by its time",
     "PlacementService.StopAttempts": "stopping twice has no further effect",
+    "PlacementService.ResizeReplicas": "an attempt is stopped once, and only if it still runs",
     "PlacementService.AdviseAttempts": "advice is a statement of facts; a repeated profile request starts over",
     "PlacementService.ForgetAttempts": "forgetting twice has no further effect",
     "AgentService.Connect": "a stream; reports and acknowledgements name their attempt",

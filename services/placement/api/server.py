@@ -205,6 +205,13 @@ class Placement(
             await self.leadership.confirm_leadership()
         return answer
 
+    async def ResizeReplicas(
+        self, request: placement_pb2.ResizeReplicasRequest, context: object
+    ) -> placement_pb2.ResizeReplicasResponse:
+        """Give elastic jobs that run another number of replicas."""
+        self.leadership.check()
+        return await self.leadership.committed(self.plan_runner.resize(request))
+
     async def ForecastStarts(
         self, request: placement_pb2.ForecastStartsRequest, context: object
     ) -> placement_pb2.ForecastStartsResponse:

@@ -64,6 +64,31 @@ async def check_candidates(candidates: Iterable[placement_pb2.Candidate]) -> Non
         raise errors.invalid(wrong)
 
 
+def check_resizes(resizes: Sequence[placement_pb2.ReplicaResize]) -> None:
+    """Reject resizes of jobs that are not elastic, out of their range, or of one job twice.
+
+    Raises:
+        Problem: INVALID_ARGUMENT, naming each invalid field of each resize.
+    """
+    wrong: list[Violation] = []
+    seen: set[str] = set()
+    for at, resize in enumerate(resizes):
+        spec, amounts = _read(resize.next.spec)
+        where, number = f"resizes[{at}]", spec.elastic_role
+        wrong += [Violation(f"{where}.next.{one.field}", one.description) for one in amounts]
+        if resize.next.job_id in seen:
+            wrong.append(Violation(f"{where}.next.job_id", f"{shown(resize.next.job_id)} is a duplicate"))
+        seen.add(resize.next.job_id)
+        span = None if number is None else spec.roles[number].elastic
+        if number is None or span is None:
+            wrong.append(Violation(f"{where}.next.spec.roles", "needs a role with a range of replicas"))
+        elif not span.least <= resize.replicas <= span.most or spec.roles[number].replicas != resize.replicas:
+            what = f"must be in {span} and that of the role, not {resize.replicas}"
+            wrong.append(Violation(f"{where}.replicas", what))
+    if wrong:
+        raise errors.invalid(wrong)
+
+
 def check_order(candidates: Sequence[placement_pb2.Candidate]) -> None:
     """Reject a plan that names a job twice, which would hold two allocations for one attempt, or that stops too early.
 

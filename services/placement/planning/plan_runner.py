@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from cotenant import telemetry
 from cotenant.codec import refusals
 from cotenant.codec.tenants import tenant_of
@@ -26,13 +28,20 @@ from cotenant.services.placement.attempts.attempt_store import (
 )
 from cotenant.services.placement.attempts.job_classes import JobClasses
 from cotenant.services.placement.attempts.resizes import Resizes
+from cotenant.services.placement.cluster.attempt_reports import MESSAGE_LENGTH_MAX
 from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.services.placement.cluster.committer import Outdated, TooLarge
 from cotenant.services.placement.cluster.live_records import LiveAttempt
-from cotenant.services.placement.cluster.request_decoding import check_candidates, check_order, remove_candidate
+from cotenant.services.placement.cluster.request_decoding import (
+    check_candidates,
+    check_order,
+    check_resizes,
+    remove_candidate,
+)
 from cotenant.services.placement.planning import planner
 from cotenant.services.placement.planning.cluster_view import LiveClusterView, StopCosts
-from cotenant.services.placement.planning.tentative_reservations import TentativeReservations
+from cotenant.services.placement.planning.replica_resizes import Resized, Unreserved, decide_resizes
+from cotenant.services.placement.planning.tentative_reservations import KEPT_SECONDS, TentativeReservations
 from cotenant.services.placement.registry.canaries import canaries
 from cotenant.services.placement.registry.suspects import SuspectNodes
 from cotenant.store.port import Compare
@@ -42,6 +51,9 @@ PLACED = telemetry.counter("cotenant.placement.placed", "{attempt}", "Attempts p
 MOVED = telemetry.counter("cotenant.placement.moved", "{attempt}", "Attempts stopped to migrate to other nodes.")
 RECLAIMED = telemetry.counter(
     "cotenant.placement.reclaimed", "{attempt}", "Attempts stopped to give back lent resources."
+)
+RESIZED = telemetry.counter(
+    "cotenant.placement.generations", "{attempt}", "Attempts stopped to go on with another number of replicas."
 )
 REFUSED = telemetry.counter("cotenant.placement.refused", "{job}", "Jobs refused, by reason.")
 
@@ -68,6 +80,7 @@ class PlanRunner:
         self._cluster, self._attempts, self._resizes, self._background = cluster, attempts, resizes, background
         self._policy, self._allocator, self._job_classes, self._costs = policy, allocator, job_classes, costs
         self._reservations = TentativeReservations()
+        self._unreserved = Unreserved(cluster)
         self._check_leadership, self._suspects = check_leadership, suspects
         self._lock = asyncio.Lock()
 
@@ -86,6 +99,7 @@ class PlanRunner:
             if not request.validate_only:
                 standing, already_over = self._already_placed(request), self._already_over(request)
                 self._cluster.limits = Headroom(map(tenant_of, request.tenants))
+                self._restore_reservations(request.seed)
             cluster_view = LiveClusterView(self._cluster, self._costs, begin)
             promised = self._promised(request)
             enrich = self._job_classes.enrich
@@ -117,6 +131,59 @@ class PlanRunner:
         for refused in response.refused:
             REFUSED.add(code=refused.refusal.code)
         return response
+
+    async def resize(self, request: placement_pb2.ResizeReplicasRequest) -> placement_pb2.ResizeReplicasResponse:
+        """Give elastic jobs another number of replicas, even if the caller is gone by then."""
+        check_resizes(request.resizes)
+        return await self._background.finish(self._resize(request))
+
+    async def _resize(self, request: placement_pb2.ResizeReplicasRequest) -> placement_pb2.ResizeReplicasResponse:
+        async with self._lock:
+            self._check_leadership()
+            self._restore_reservations(request.seed)
+            cluster_view = LiveClusterView(self._cluster, self._costs, time.time())
+            promised = self._reservations.valid(self._cluster, {}, time.monotonic()).values()
+            enrich = self._job_classes.enrich
+            found, refusals_by_job = decide_resizes(
+                self._cluster, request, self._policy, self._allocator, enrich, cluster_view, promised
+            )
+            self._reserve(found)
+            try:
+                await self._attempts.confirm(leader_condition(request.term))
+            except BaseException:
+                self._drop_reservations(found)
+                raise
+            resized = [one for one in found if self._cluster.can_resize(one.live)]
+            self._drop_reservations([one for one in found if one not in resized])
+            for one in resized:
+                one.live.attempt.next_replicas = one.replicas
+                one.live.attempt.stop_detail = one.reason[:MESSAGE_LENGTH_MAX]
+            RESIZED.add(len(resized))
+            self._attempts.order_stops([one.live for one in resized], StopReason.RESIZED)
+        response = placement_pb2.ResizeReplicasResponse(attempts=[one.live.attempt for one in resized])
+        for job_id, refusal in refusals_by_job.items():
+            response.refused.add(job_id=job_id, refusal=refusals.to_wire(refusal))
+        return response
+
+    def _reserve(self, resized: Sequence[Resized]) -> None:
+        """Reserve the places of next generations until what they need is released, and announce when that expires."""
+        if not resized:
+            return
+        seconds = planner.longest_grace_seconds(self._cluster, [one.live for one in resized]) + KEPT_SECONDS
+        until = time.monotonic() + seconds
+        for one in resized:
+            self._reservations.make(self._cluster, one.start, one.live.key[1] + 1, until)
+        self._background.start(self._announce_expiry(seconds))
+
+    def _restore_reservations(self, seed: int) -> None:
+        """Reserve the places of next generations anew after the state was loaded."""
+        promised = self._reservations.valid(self._cluster, {}, time.monotonic()).values()
+        rng, enrich = np.random.default_rng(seed), self._job_classes.enrich
+        self._reserve(self._unreserved.take(self._policy, self._allocator, enrich, rng, promised))
+
+    def _drop_reservations(self, resized: Iterable[Resized]) -> None:
+        for one in resized:
+            self._reservations.drop(one.live.key[0])
 
     def _canaries(
         self,

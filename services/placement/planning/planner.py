@@ -234,6 +234,12 @@ def _reserve(
             cluster.attempts[job_id].attempt.stop_detail = f"ran on reserved resources, which {start.gang.job_id} needs"
 
 
+def longest_grace_seconds(cluster: Cluster, more: Sequence[LiveAttempt]) -> float:
+    """Return the longest grace of all stopping attempts, and of `more` that are to stop."""
+    stopping = (live for live in cluster.attempts.values() if live.state is AttemptState.STOPPING)
+    return max((specs.seconds(live.record.spec.grace) for live in (*stopping, *more)), default=0.0)
+
+
 def _set_move_detail(cluster: Cluster, start: cycle.Start, outcome: cycle.Plan) -> None:
     """Set a migrating attempt's stop detail: where the job goes, and for which job."""
     live = cluster.attempts.get(start.gang.job_id)

@@ -83,7 +83,7 @@ from cotenant.v1 import job_service_pb2 as pb
 
 log = structlog.get_logger()
 
-QUEUES = "cotenant.queue_policies"
+QUEUES, ALLOCATORS = "cotenant.queue_policies", "cotenant.cpu_allocators"
 JOB = "cotenant.v1.JobService"
 ARRAY = "cotenant.v1.ArrayService"
 TENANT = "cotenant.v1.TenantService"
@@ -130,7 +130,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         options = config.options.get(config.policy, {})
         self.policy: QueuePolicy = plugins.load(QUEUES, config.policy, options)
         self.policy_feedback = PolicyFeedback(self.policy, self.job_store, self.background)
-        cycle = SchedulerConfig(self.policy, config.debounce_seconds, config.rules, config.seed, term)
+        allocator = plugins.load(ALLOCATORS, config.allocator, config.allocator_options) if config.allocator else None
+        cycle = SchedulerConfig(self.policy, config.debounce_seconds, config.rules, config.seed, allocator, term)
         self.scheduler = Scheduler(
             self.state, self.attempt_watcher, cycle, self.placement, predictor_stub, self.policy_feedback
         )

@@ -65,6 +65,7 @@ class Record:
     __slots__ = (
         "_class_fragmented",
         "_compact",
+        "_elastic_spec",
         "_fragmented",
         "_lock",
         "_packed",
@@ -75,6 +76,7 @@ class Record:
         "equivalence_key",
         "estimate",
         "estimated_after",
+        "estimated_replicas",
         "fragmented_until",
         "id",
         "indexed_phase",
@@ -82,6 +84,10 @@ class Record:
         "rate_track",
         "refresh_after",
         "refreshed_under",
+        "replica_rates",
+        "replicas_chosen",
+        "replicas_most",
+        "resize_note",
         "revision",
         "sequence",
         "spec",
@@ -108,6 +114,12 @@ class Record:
         self.refreshed_under: tuple[int, ...] = ()  # attempt, epoch and rate when it was last estimated while running
         self.refresh_after = 0.0  # earliest time of the next refresh, in unix seconds
         self.counted_as: EquivalenceKey | None = None  # its key, while the cycle may start it
+        self.estimated_replicas = 0  # of its elastic role, for which the estimate was made
+        self.replicas_chosen: int | None = None  # for the next start of an elastic job, by the allocator
+        self.replicas_most: int | None = None  # for its next start, because more found no room; None: its maximum
+        self.replica_rates: dict[int, float] = {}  # measured steps per second, by replicas of its elastic role
+        self.resize_note = ""  # why it has its number of replicas, and what one more would bring
+        self._elastic_spec: JobSpec | None = None  # of its present or next attempt
         self.usage_counted = 0  # the last ended attempt for which its tenant was charged
         self.end_reported = False  # the policy has learned of its end
         self._fragmented = 0.0  # seconds, but for those of its class beyond `_class_fragmented`
@@ -265,7 +277,27 @@ class Record:
         """The spec of its present or next attempt: the whole gang, or one replica for its pre-run."""
         if self.in_pre_run:
             return pre_run_of(self.spec)
+        if self.spec.elastic:
+            return self._with_elastic_replicas()
         return self._with_replicas() if self.spec.open else self.spec
+
+    def _with_elastic_replicas(self) -> JobSpec:
+        count = self.elastic_replicas
+        known = self._elastic_spec
+        if known is None or known.roles[known.elastic_role or 0].replicas != count:
+            known = self._elastic_spec = self.spec.with_elastic_replicas(count)
+        return known
+
+    @property
+    def elastic_replicas(self) -> int:
+        """The replicas of an elastic job's elastic role: of its present attempt, or else with which it would start."""
+        role = self.spec.roles[self.spec.elastic_role or 0]
+        if self.phase.holds_resources:
+            parts = self.job.attempt.allocations
+            return sum(task.role == role.name for part in parts for task in part.tasks) or role.replicas
+        if self.replicas_chosen is not None:
+            return self.replicas_chosen
+        return (self.job.attempt.next_replicas if self.migrating else 0) or role.replicas
 
     def _with_replicas(self) -> JobSpec:
         """Return an open service's spec with its attempt's replicas; while it waits, with those for its objective."""
@@ -277,11 +309,14 @@ class Record:
 
     @property
     def migrating(self) -> bool:
-        """Whether it waits only because it was migrated, so that placement reserves its new place for a while."""
+        """Whether it waits only because it was migrated or resized: placement reserves its new place for a while."""
         if self._compact or self.phase is not Phase.QUEUED:
             return False
         attempt = self.stored.job.attempt
-        return attempt.state == job_pb2.ATTEMPT_STATE_STOPPED and attempt.stop_reason == job_pb2.STOP_REASON_MIGRATED
+        return attempt.state == job_pb2.ATTEMPT_STATE_STOPPED and attempt.stop_reason in (
+            job_pb2.STOP_REASON_MIGRATED,
+            job_pb2.STOP_REASON_RESIZED,
+        )
 
     # Estimates and waits -------------------------------------------------------------------------------------
 
@@ -299,6 +334,10 @@ class Record:
         `now` is the time of the estimate, for a running job.
         """
         self.estimate, self.ends_within_seconds = estimate, None
+        if self.spec.elastic:
+            runs = self.phase is Phase.RUNNING
+            role = self.spec.roles[self.spec.elastic_role or 0]
+            self.estimated_replicas = self.elastic_replicas if runs else role.replicas
         self.ran_before_estimate_seconds = self.run_seconds if self.attempt_number else 0.0
         if self.phase is Phase.QUEUED:
             self.estimated_after = self.attempt_number

@@ -18,6 +18,8 @@ def stored_message(record: Record) -> job_pb2.Job:
     job.etag = str(record.revision)
     if record.spec.open:
         job.spec.roles[0].replicas = record.requested_spec.roles[0].replicas
+    elif record.spec.elastic and not record.phase.ended:
+        job.spec.roles[record.spec.elastic_role or 0].replicas = record.elastic_replicas
     if job.avoided_nodes:
         kept = node_avoidance.active(job, time.time())
         del job.avoided_nodes[:]

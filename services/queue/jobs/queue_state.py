@@ -55,6 +55,8 @@ class State:
         self.tenants: dict[str, tuple[tenant_service_pb2.Tenant, int]] = {}  # with their revisions
         self.shapes: tuple[NodeShape, ...] = ()
         self.elastic = False
+        self.resizable: dict[str, Record] = {}  # elastic jobs that wait or hold resources
+        self.keeps_replicas = ""  # why elastic jobs keep their replicas; "" if they are resized
         self.held: dict[str, Record] = {}  # jobs that hold resources
         self.migrating: dict[str, Record] = {}  # migrated jobs that have not been planned since
         self.reasons = WaitReasons()
@@ -171,7 +173,7 @@ class State:
         if record.spec.array_task is None:
             record.spec = self._intern(record.spec)
         known = None
-        if alike is not None and not (record.spec.open or record.spec.pre_run_seconds is not None):
+        if alike is not None and not (_sized_later(record.spec) or record.spec.pre_run_seconds is not None):
             known = alike.get(_likeness(record.spec))
         record.equivalence_key = known or self._shapes.setdefault(record.requested_spec.shape, record.equivalence_key)
         if alike is not None:
@@ -208,6 +210,7 @@ class State:
     def remove(self, job_id: str) -> None:
         """Remove a deleted job."""
         record = self.records.pop(job_id)
+        self.resizable.pop(job_id, None)
         self.footprint.forget(record)
         self.dependency_gate.forget(record)
         self._backoff.forget(job_id)
@@ -224,7 +227,9 @@ class State:
         self.footprint.count(record)
         self.usage.sync(record)
         self.job_index.set_phase(record)
-        if record.spec.pre_run_seconds is not None or record.spec.open:
+        if record.spec.elastic:
+            self._update_resizable(record)
+        if record.spec.pre_run_seconds is not None or _sized_later(record.spec):
             self._update_equivalence(record)
         if record.spec.open and phase is Phase.QUEUED and record.estimated_after not in (None, record.attempt_number):
             self.unestimated[job_id] = None  # its replicas are sized by what was observed while it ran
@@ -341,6 +346,26 @@ class State:
             self.table.update(record.id, waiting_since=record.waiting_since, borrows=borrows(record))
         self.estimate(record)
 
+    def _update_resizable(self, record: Record) -> None:
+        if record.phase is not Phase.QUEUED:
+            record.replicas_chosen = record.replicas_most = None  # they were for the start
+        if record.phase is not Phase.RUNNING:
+            record.resize_note = ""
+        if record.phase.ended or record.phase is Phase.SUSPENDED:
+            self.resizable.pop(record.id, None)
+        else:
+            self.resizable[record.id] = record
+
+    def choose_replicas(self, record: Record, count: int) -> None:
+        """Set the number of replicas with which a waiting elastic job would start."""
+        if record.elastic_replicas == count and record.replicas_chosen is not None:
+            return
+        record.replicas_chosen = count
+        self._update_equivalence(record)
+        if record.phase is Phase.QUEUED and record.id not in self.table:
+            self._add_row(record)
+            self._update_startable(record)
+
     def estimate(self, record: Record) -> None:
         """Update the table with a job's estimate, and with the replicas that it asks for now."""
         if record.spec.open and record.phase is Phase.QUEUED and record.id in self.table:
@@ -436,6 +461,11 @@ def _running_since(record: Record, now: float) -> float:
         return now
     attempt = record.job.attempt
     return min(now, specs.seconds(attempt.start_time if attempt.HasField("start_time") else attempt.assign_time))
+
+
+def _sized_later(spec: JobSpec) -> bool:
+    """Return whether a job's number of replicas is chosen after its submission."""
+    return bool(spec.open) or spec.elastic
 
 
 def _likeness(spec: JobSpec) -> Hashable:

@@ -369,6 +369,9 @@ def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
         add_event(stored, EventKind.REQUEUED, job.phase_reason)
         return
     reason = job.attempt.message if state is AttemptState.LOST else _reason(job.attempt)
+    if state is AttemptState.STOPPED and job.attempt.stop_reason == job_pb2.STOP_REASON_RESIZED:
+        _resized(stored)
+        return
     moved = state is AttemptState.STOPPED and job.attempt.stop_reason in MOVED
     job.migrations += moved
     taken = (job_pb2.STOP_REASON_PREEMPTED, job_pb2.STOP_REASON_RECLAIMED)
@@ -381,6 +384,21 @@ def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
         EventKind.MIGRATED if moved else EventKind.REQUEUED,
         (job.attempt.stop_detail if moved else "") or reason,
     )
+
+
+def _resized(stored: records_pb2.StoredJob) -> None:
+    """Record that an elastic job goes on with another number of replicas: no failure, and no preemption."""
+    attempt = stored.job.attempt
+    stored.job.phase_reason = resize_in_words(stored.job.spec, attempt)
+    add_event(stored, EventKind.RESIZED, stored.job.phase_reason, specs.seconds(attempt.end_time))
+
+
+def resize_in_words(spec: job_pb2.JobSpec, attempt: job_pb2.Attempt) -> str:
+    """Return the resize for which an attempt of an elastic job was stopped."""
+    role = next((role.name for role in spec.roles if role.HasField("elastic")), "")
+    before = sum(task.role == role for part in attempt.allocations for task in part.tasks)
+    why = f": {attempt.stop_detail}" if attempt.stop_detail else ""
+    return f"replicas {before} → {attempt.next_replicas}{why}"
 
 
 def _avoid_unhealthy(job: job_pb2.Job) -> None:

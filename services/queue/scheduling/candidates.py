@@ -28,10 +28,13 @@ def candidate_of(record: Record, now: float, *, whole: bool = False, brief: bool
     """
     pre_run = record.in_pre_run and not whole
     asked = record.requested_spec if pre_run or (record.spec.open and not record.in_pre_run) else None
+    spec = specs.spec_to_wire(asked) if asked else _spec(record.job.spec, brief)
+    if record.spec.elastic and not pre_run:
+        spec = with_elastic_replicas(spec, record.elastic_replicas)
     candidate = placement_pb2.Candidate(
         job_id=record.id,
         number=record.attempt_number + 1,
-        spec=specs.spec_to_wire(asked) if asked else _spec(record.job.spec, brief),
+        spec=spec,
         trace_parent=record.job.trace_parent,
         pre_run=pre_run,
         submitter=record.job.submitter,
@@ -45,6 +48,14 @@ def candidate_of(record: Record, now: float, *, whole: bool = False, brief: bool
     candidate.fragmented.CopyFrom(specs.duration(record.fragmented_seconds))
     candidate.waited.CopyFrom(specs.duration(max(0.0, now - record.waiting_since)))
     return candidate
+
+
+def with_elastic_replicas(spec: job_pb2.JobSpec, count: int) -> job_pb2.JobSpec:
+    """Return a copy of an elastic job's spec with this number of replicas in its elastic role."""
+    copy = job_pb2.JobSpec()
+    copy.CopyFrom(spec)
+    next(role for role in copy.roles if role.HasField("elastic")).replicas = count
+    return copy
 
 
 def _spec(spec: job_pb2.JobSpec, brief: bool) -> job_pb2.JobSpec:

@@ -12,8 +12,9 @@ from cotenant.core.model.pre_run import in_words
 from cotenant.core.model.refusal import Code, Wait
 from cotenant.services.queue.jobs.objective_status import expected_start, status_of
 from cotenant.services.queue.jobs.queue_state import State
-from cotenant.services.queue.jobs.transitions import Record
+from cotenant.services.queue.jobs.transitions import Record, resize_in_words
 from cotenant.services.queue.scheduling.core_gain import core_gain
+from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 
@@ -77,6 +78,19 @@ def estimate_now(record: Record, now: float) -> predictor_pb2.Estimate | None:
     return estimate
 
 
+def _replicas(state: State, record: Record) -> str:
+    """Return the replicas of a running elastic job, why it has that number, and its last resize."""
+    role = record.spec.roles[record.spec.elastic_role or 0]
+    note = record.resize_note or state.keeps_replicas
+    if not note.startswith("replicas"):
+        note = "; ".join(filter(None, (f"replicas: {record.elastic_replicas} of {role.elastic}", note)))
+    resized = (one for one in record.job.past_attempts if one.stop_reason == job_pb2.STOP_REASON_RESIZED)
+    if last := max(resized, key=lambda one: one.number, default=None):
+        ago = max(0.0, time.time() - specs.seconds(last.end_time))
+        note += f"; last resized {ago:.0f} s ago: {resize_in_words(record.job.spec, last)}"
+    return note
+
+
 def _summary(state: State, record: Record, position: int, waiting: int, sizing: str) -> str:
     job, phase = record.job, record.phase
     nodes = ", ".join(allocation.node_id for allocation in job.attempt.allocations)
@@ -93,12 +107,14 @@ def _summary(state: State, record: Record, position: int, waiting: int, sizing: 
     if phase in (Phase.STARTING, Phase.RUNNING):
         parts = [f"{phase.value} on {nodes}, attempt {job.attempt.number}", sizing]
         if record.spec.elastic:
-            parts.append("running jobs are not resized: it keeps its number of replicas until it starts again")
+            parts.append(_replicas(state, record))
         if record.in_pre_run:
             parts.insert(1, f"{in_words(record.spec.pre_run_seconds or 0.0)}, before its gang is assembled")
         elif phase is Phase.RUNNING and job.progress.throttle:
             parts.insert(1, f"throttled by its node: {job.progress.throttle}")
         return "; ".join(filter(None, parts))
+    if phase is Phase.STOPPING and job.attempt.stop_reason == job_pb2.STOP_REASON_RESIZED:
+        return f"is stopping on {nodes} to go on from its checkpoint: {resize_in_words(job.spec, job.attempt)}"
     if phase is Phase.STOPPING:
         why = specs.STOP_REASONS.names.get(job.attempt.stop_reason, "").replace("_", " ")
         detail = f": it {job.attempt.stop_detail}" if job.attempt.stop_detail else ""

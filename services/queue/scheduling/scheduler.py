@@ -28,7 +28,7 @@ from cotenant.core.model.limits import PLAN_CANDIDATES_MAX
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.model.resources import Resources
 from cotenant.core.model.tenancy import Headroom
-from cotenant.core.policy.protocols import QueuePolicy
+from cotenant.core.policy.protocols import CpuAllocator, QueuePolicy
 from cotenant.core.scheduling.admission import RULES, Rules
 from cotenant.core.scheduling.equivalence import SHARED
 from cotenant.core.scheduling.reservations import has_reservation
@@ -45,6 +45,7 @@ from cotenant.services.queue.jobs.wait_reasons import WaitReasons
 from cotenant.services.queue.scheduling.candidate_pages import MOVED, CandidatePages, Entry
 from cotenant.services.queue.scheduling.candidates import candidate_of
 from cotenant.services.queue.scheduling.ranking import Ranking, rank
+from cotenant.services.queue.scheduling.replica_resizing import ReplicaResizing
 from cotenant.services.queue.scheduling.tenant_usage import (
     OwnVictims,
     headroom_of,
@@ -78,6 +79,7 @@ class SchedulerConfig:
     debounce_seconds: float = 0.003
     rules: Rules = RULES
     seed: int = 0
+    allocator: CpuAllocator | None = None  # which may resize elastic jobs
     term: int = 0  # the term as leader; 0 without leader election
 
 
@@ -105,6 +107,9 @@ class Scheduler:
         self.state, self.config = state, config
         self.attempt_watcher, self.policy_feedback = attempt_watcher, policy_feedback
         self.placement, self.job_estimates = placement, JobEstimates(state, predictor)
+        self.replica_resizing = ReplicaResizing(
+            state, attempt_watcher, config.allocator, placement, config.seed, config.term
+        )
         self.cycles = 0
         # the limits that placement knows, and the connection they were sent on
         self._sent_limits: tuple[int, list[bytes]] = (0, [])
@@ -148,13 +153,14 @@ class Scheduler:
         # no job waits, so no other plan carries the limits
         if placement_limits(self.state, self.attempt_watcher.connections) != self._sent_limits:
             await self._plan((), (), time.time())
-        return math.inf
+        return await self.replica_resizing.settle(self.rank, time.time())
 
     async def _cycle(self) -> float:
         state, began = self.state, time.time()
         await self.job_estimates.request_missing()
         estimated = time.time()
         self.state.age(estimated)
+        sizes_valid_seconds = await self.replica_resizing.settle(self.rank, estimated)
         ranking = self.rank(estimated)
         times = _Times(began, estimated, time.time())
         reasons = WaitReasons(estimated)
@@ -167,7 +173,7 @@ class Scheduler:
         await self._place(ranking, reasons, times)
         state.reasons = reasons
         CYCLE_SECONDS.record(time.time() - began)
-        return min(ranking.valid_seconds, max(reasons.holds_seconds, HOLDS_SECONDS_MIN))
+        return min(sizes_valid_seconds, ranking.valid_seconds, max(reasons.holds_seconds, HOLDS_SECONDS_MIN))
 
     def rank(self, now: float) -> Ranking:
         """Order the jobs of the table, and choose which should run and which may be preempted."""
@@ -309,6 +315,8 @@ class Scheduler:
             del self.state.migrating[record.id]
             self.wake()  # its reservation is gone, and it takes its regular turn
         REFUSED.add(code=refusal.code.value)
+        if record.spec.elastic and refusal.code in (*SHARED, Code.QUOTA) and self.replica_resizing.refused(record):
+            self.wake()  # it may start with fewer replicas
         reasons.expire_within(node_avoidance.expires_seconds(record.job, reasons.now))
         avoids = node_avoidance.active(record.job, reasons.now)
         if refusal.code in SHARED and not has_reservation(refusal) and not avoids:

@@ -188,6 +188,8 @@ def attempt_view(attempt: Attempt) -> View:
         "start_time": time_of(attempt, "start_time"),
         "end_time": time_of(attempt, "end_time"),
         "message": attempt.message,
+        "next_replicas": attempt.next_replicas or None,
+        "stop_detail": attempt.stop_detail,
         "exit": exit_view(attempt.exit) if attempt.HasField("exit") else None,
         "failure": failure_view(attempt.failure) if attempt.HasField("failure") else None,
         "launch_failure": launch_failure_view(attempt.launch_failure) if attempt.HasField("launch_failure") else None,

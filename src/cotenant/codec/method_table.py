@@ -60,6 +60,14 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             audited=True,
             retried=True,
         ),
+        "/cotenant.internal.v1.PlacementService/ResizeReplicas": MethodRules(
+            {
+                "service": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+        ),
         "/cotenant.internal.v1.PlacementService/AdviseAttempts": MethodRules(
             {
                 "service": "ANY",

@@ -48,6 +48,7 @@ ITEMS: Mapping[str, int] = MappingProxyType(
         "ForecastStartsRequest.runs": limits.FORECAST_RUNS_MAX,
         "ForecastStartsRequest.stoppable": limits.FORECAST_RUNS_MAX,
         "AdviseAttemptsRequest.advice": limits.ADVICE_MAX,
+        "ResizeReplicasRequest.resizes": limits.REPLICA_RESIZES_MAX,
         "ObserveRequest.observations": limits.OBSERVATIONS_MAX,
         "EstimateRequest.queries": limits.QUERIES_MAX,
     }

@@ -68,6 +68,7 @@ class Rule(StrEnum):
     TURN = "a job starts only when it is due, on a node that accepts work"
     READ = "reads are complete at their revision, and never go back"
     PLATFORM = "a refused launch fails no job"
+    RANGE = "an elastic job keeps to its range"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +265,8 @@ class Checker:
             self._committed[epoch] = attempt.holds
         if attempt.state is AttemptState.LOST and (before or attempt.number > last):
             self._check_lost(attempt, commit, name)
+        if attempt.elastic and not attempt.elastic[0] <= attempt.elastic[1] <= attempt.elastic[2]:
+            self._break(Rule.RANGE, f"{name} has {attempt.elastic[1]} replicas of {attempt.elastic[::2]}")
         self._launches.put_attempt(attempt)
         if attempt.state is AttemptState.NOT_LAUNCHED and before and before.state is AttemptState.RUNNING:
             self._break(Rule.LIFE, f"{name} ran, and then was not launched")

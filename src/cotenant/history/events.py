@@ -56,6 +56,7 @@ class AttemptPut:
     ranks: tuple[int, ...]
     size: int
     launch_cause: LaunchCause | None = None
+    elastic: tuple[int, int, int] | None = None  # of an elastic job: its minimum, its replicas, its maximum
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,13 @@ def _attempt(stored: records_pb2.StoredAttempt, revision: int) -> AttemptPut:
         tuple(task.rank for task in tasks),
         1 if attempt.pre_run else sum(role.replicas for role in stored.spec.roles),
         _cause_of(attempt.launch_failure.cause) if attempt.HasField("launch_failure") else None,
+        None if attempt.pre_run else _elastic(stored.spec.roles),
     )
+
+
+def _elastic(roles: Sequence[job_pb2.Role]) -> tuple[int, int, int] | None:
+    role = next((role for role in roles if role.HasField("elastic")), None)
+    return (role.elastic.min, role.replicas, role.elastic.max) if role else None
 
 
 @cache

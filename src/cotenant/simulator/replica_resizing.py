@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cotenant.core.model.job import Role
 from cotenant.core.model.refusal import Refusal
 from cotenant.core.model.resources import Resources
-from cotenant.core.sizing.elastic import ElasticJob, ResizesReplicas, elastic_role, room_for, validated_targets
+from cotenant.core.sizing.elastic import ElasticJob, ResizesReplicas, TargetsFailed, ask_targets, elastic_role
 from cotenant.simulator.job import JobClass, SimulatedJob
 from cotenant.simulator.physics.scaling import speed
 from cotenant.simulator.policy_set import PolicyFailed
@@ -61,13 +61,10 @@ class ReplicaResizing:
         """
         self.changed = False
         jobs = [self._shown(sim_job, now) for sim_job in sim_jobs]
-        room = room_for(jobs, free, rigid)
         try:
-            found = validated_targets(jobs, room, self._allocator.targets(jobs, room, now))
-        except Exception as error:  # third-party code may raise anything
-            why = f"{type(error).__name__}: {error}"
-            raise PolicyFailed("allocation", self._allocator, f"{len(jobs)} elastic jobs", why) from error
-        return found
+            return ask_targets(self._allocator, jobs, free, rigid, now)
+        except TargetsFailed as error:
+            raise PolicyFailed("allocation", self._allocator, f"{len(jobs)} elastic jobs", str(error)) from error
 
     def schedule(self, sim_jobs: Iterable[SimulatedJob], now: float) -> None:
         """Set when the first running job may change again."""

@@ -53,6 +53,7 @@ OF_SERVICES = {
     "StopAttempts",
     "ForgetAttempts",
     "AdviseAttempts",
+    "ResizeReplicas",
     "WatchAttempts",
     "ForecastStarts",
     "ReadAttemptLogs",

@@ -73,6 +73,7 @@ BROKEN: dict[str, tuple[Rule, list[Event]]] = {
         Rule.OWNERSHIP,
         [*commits(A1, FAILED, replace(A1, job_id="b", epoch=4)), BEGAN, Began("n", "b", 1, 4, CORE)],
     ),
+    "an elastic job has more replicas than it takes": (Rule.RANGE, [*commits(replace(A1, elastic=(1, 3, 2)))]),
     "a refused launch fails its job": (Rule.PLATFORM, [*commits(A1, NOT_LAUNCHED, FAILED_JOB)]),
     "what ran is said not to have been launched": (Rule.LIFE, [*commits(A1, RUNS, NOT_LAUNCHED)]),
     "an acknowledged job was never kept": (Rule.LOST, [Acknowledged("r", "a")]),

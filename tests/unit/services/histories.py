@@ -30,6 +30,7 @@ class History:
     wrong: list[str] = field(default_factory=list)
     resizing: dict[str, list[resources_pb2.NodeAllocation]] = field(default_factory=dict)
     resizes: int = 0
+    regenerated: set[Key] = field(default_factory=set)  # attempts that were stopped for another number of replicas
     moved: set[Key] = field(default_factory=set)  # attempts that were stopped for a migration
     revisions: int = 0
     _task: asyncio.Task[None] | None = None
@@ -72,6 +73,8 @@ class History:
             self.numbers[job_id] = attempt.number
             if attempt.stop_reason == job_pb2.STOP_REASON_MIGRATED:
                 self.moved.add((job_id, attempt.number))
+            if attempt.stop_reason == job_pb2.STOP_REASON_RESIZED:
+                self.regenerated.add((job_id, attempt.number))
             if attempt.state not in (*ENDED, job_pb2.ATTEMPT_STATE_LOST):
                 self.live[job_id] = attempt
                 self.resizing[job_id] = list(stored.resizing)

@@ -27,6 +27,7 @@ from cotenant.v1 import job_service_pb2 as pb
 QUEUES = ("queue-0", "queue-1")
 CALL_SECONDS, RETRY_SECONDS, LOOK_SECONDS = 3.0, 0.2, 1.5
 PAGE = 1000
+ELASTIC_SHARE = 0.3  # of the jobs with one GPU per replica
 OVER = [specs.PHASES.to_wire(phase) for phase in sorted(ENDED)]
 TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 INVALID_STATE = (grpc.StatusCode.FAILED_PRECONDITION,)
@@ -100,7 +101,10 @@ class Clients:
             name=f"job {number}",
             retries_max=3,
         )
-        if replicas == 1 and rng.random() < 0.15:
+        if gpus == 1 and Random(f"elastic {number} {made}").random() < ELASTIC_SHARE:
+            made.resize = job_pb2.RESIZE_MODE_RESTART
+            made.roles[0].elastic.min, made.roles[0].elastic.max = 1, replicas + 3
+        if replicas == 1 and not made.resize and rng.random() < 0.15:
             made.array.ranges.add(first=0, last=rng.randint(1, 3))
             made.array.running_max = rng.randint(0, 2)
         if self.acknowledged and rng.random() < 0.3:

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import entry_points
@@ -24,8 +24,10 @@ from tests.verification.control_plane.virtual_time import current_process, virtu
 from tests.verification.control_plane.world import REPLICAS, SETTLE_SECONDS_MAX, World, size_of
 
 from cotenant import fail_points, plugins
+from cotenant.core.model.resources import NOTHING, Resources, added
 from cotenant.core.policy.protocols import Sizing
 from cotenant.core.sizing import resize as resize_module
+from cotenant.core.sizing.elastic import ElasticJob
 from cotenant.history.checker import RuleViolation
 from cotenant.history.events import Event
 from cotenant.leadership import forwarding
@@ -35,6 +37,7 @@ from cotenant.services.placement.cluster.committer import Fenced, Halted, Outdat
 from cotenant.services.queue.jobs import array_recovery, job_arrays
 from cotenant.store.port import StoreUnavailable
 
+CHANGE_SHARE, CHANGES_MAX = 0.3, 4  # of questions that change a job's replicas, and changes of one job
 CHUNK_MAX = 2  # jobs of an array in one transaction, so that arrays take several
 INSTALLED = cache(entry_points)  # each new leader would read them from disk
 EXAMINE, LOAD = plugins._examined, plugins.load
@@ -136,7 +139,7 @@ async def _run_world(seed: int, inject: InjectFaults, errors: list[str]) -> Outc
 
 
 class Restless(Proportional):
-    """Sizes jobs as `proportional` does, and resizes running ones at random."""
+    """Sizes jobs as `proportional` does, and resizes running ones at random, their cores and a few times replicas."""
 
     name = "restless"
     interval_seconds = 1.0
@@ -144,6 +147,7 @@ class Restless(Proportional):
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
+        self._changes: Counter[str] = Counter()  # of replicas, by job
 
     def resize(self, running: resize_module.ResizableJob, now: float) -> Sizing | None:
         """Request another number of cores at times."""
@@ -151,6 +155,21 @@ class Restless(Proportional):
             return None
         cores = self._rng.randint(1, 4)
         return Sizing((cores,), f"{cores} cores at random")
+
+    def targets(self, jobs: Sequence[ElasticJob], room: Resources, now: float) -> Mapping[str, int]:
+        """Give each job its minimum or what it has, and some of them another number that fits."""
+        found = {job.job_id: job.replicas or job.range.least for job in jobs}
+        for job in jobs:
+            count, change = self._rng.randint(job.range.least, job.range.most), self._rng.random() < CHANGE_SHARE
+            others = added([NOTHING, *(one.needs * found[one.job_id] for one in jobs if one is not job)])
+            if not change or self._changes[job.job_id] >= CHANGES_MAX or not (others + job.needs * count).fits(room):
+                continue
+            self._changes[job.job_id] += count != found[job.job_id]
+            found[job.job_id] = count
+        waiting = [job for job in jobs if not job.replicas]
+        while waiting and not added([NOTHING, *(job.needs * found[job.job_id] for job in jobs)]).fits(room):
+            found[waiting.pop().job_id] = 0
+        return found
 
     def weight(self, running: resize_module.ResizableJob) -> float:
         """Return the same weight for all."""

@@ -49,8 +49,12 @@ RETRY_RULES = RetryRules(
     back_off_seconds=0.5, back_off_seconds_max=2.0, untold_back_off_seconds=0.5, untold_back_off_seconds_max=2.0
 )
 QUEUES = (
-    queue.QueueConfig(options={"fifo": {"mode": "backfill"}}, retrying=RETRY_RULES, rules=REMEMBERING),
-    queue.QueueConfig(policy="las", options={"las": {"thresholds": "0.5,2"}}, retrying=RETRY_RULES),  # preempts
+    queue.QueueConfig(
+        allocator="restless", options={"fifo": {"mode": "backfill"}}, retrying=RETRY_RULES, rules=REMEMBERING
+    ),
+    queue.QueueConfig(
+        allocator="restless", policy="las", options={"las": {"thresholds": "0.5,2"}}, retrying=RETRY_RULES
+    ),  # preempts
 )
 SETTLE_SECONDS_MAX, WATCH_SECONDS_MAX = 120.0, 10.0
 WATCHER_COUNT = 1

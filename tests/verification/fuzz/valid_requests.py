@@ -46,6 +46,7 @@ class ValidRequests:
             placement_pb.StopAttemptsRequest: self._stop,
             placement_pb.ForgetAttemptsRequest: lambda: placement_pb.ForgetAttemptsRequest(attempts=self._victims()),
             placement_pb.AdviseAttemptsRequest: self._advise,
+            placement_pb.ResizeReplicasRequest: self._resize,
             predictor_pb.EstimateRequest: lambda: predictor_pb.EstimateRequest(queries=[query(rng)]),
             observation_pb.ObserveRequest: self._observe,
             predictor_pb.PlanProfileRequest: lambda: predictor_pb.PlanProfileRequest(spec=self._spec(), cores_max=4),
@@ -155,6 +156,12 @@ class ValidRequests:
 
     def _stop(self) -> Message:
         return placement_pb.StopAttemptsRequest(attempts=self._victims(), reason=job_pb2.STOP_REASON_PREEMPTED)
+
+    def _resize(self) -> Message:
+        resize = placement_pb.ReplicaResize(replicas=2, reason="it is faster")
+        resize.next.job_id, resize.next.number = self._job(), 2
+        resize.next.spec.CopyFrom(self._spec())
+        return placement_pb.ResizeReplicasRequest(resizes=[resize])
 
     def _advise(self) -> Message:
         advice = placement_pb.Advice(job_id=self._job(), number=1)

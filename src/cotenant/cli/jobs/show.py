@@ -258,6 +258,7 @@ def _attempt(view: views.View) -> Pairs:
     for past in view["past_attempts"]:
         words = [
             past["state"],
+            resized_in_words(past),
             PRE_RUN * past["pre_run"],
             past["message"],
             exit_line(past["exit"]) if past["exit"] else "",
@@ -276,6 +277,13 @@ def _attempt(view: views.View) -> Pairs:
     for allocation in attempt["allocations"]:
         for task in allocation["tasks"]:
             yield f"rank {task['rank']}", f"{allocation['node']}: {held_resources(task)}"
+
+
+def resized_in_words(attempt: views.View) -> str:
+    """Return with how many replicas an elastic job went on after an attempt, and why; "" if it was not resized."""
+    if not attempt["next_replicas"]:
+        return ""
+    return f"resized to {plural(attempt['next_replicas'], 'replica')}: {attempt['stop_detail']}"
 
 
 def held_resources(task: views.View) -> str:

@@ -271,6 +271,8 @@ def _queue(config: MeshConfig) -> queue.QueueConfig:
     return queue.QueueConfig(
         policy=config.queue,
         options={config.queue: config.options.get("queue", {})},
+        allocator=config.allocator,
+        allocator_options=config.options.get("allocator", {}),
         rules=config.rules,
         window_seconds=config.window_seconds,
         failure_rules=config.failure_rules,

@@ -367,6 +367,8 @@ def _queue(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, Any, N
     config = QueueConfig(
         policy=setup.settings.queue,
         options={setup.settings.queue: setup.options.get("queue", {})},
+        allocator=setup.settings.allocator,
+        allocator_options=setup.options.get("allocator", {}),
         rules=sharing_rules(setup.settings),
         window_seconds=setup.settings.window_seconds,
         failure_rules=check_failure_rules(setup.settings),

@@ -261,6 +261,21 @@ class JobSpec:
         """Whether the number of replicas of a role may change while it runs."""
         return any(role.elastic for role in self.roles)
 
+    @property
+    def elastic_role(self) -> int | None:
+        """The number of the role that is resized: the first that has a range of replicas; None of a rigid job."""
+        return next((number for number, role in enumerate(self.roles) if role.elastic), None)
+
+    def with_elastic_replicas(self, count: int) -> JobSpec:
+        """Return the same elastic job with this number of replicas in its elastic role.
+
+        >>> JobSpec(roles=(Role("ps"), Role("worker", 2, elastic=ReplicaRange(1, 8)))).with_elastic_replicas(5).replicas
+        6
+        """
+        return self.with_counts(
+            count if number == self.elastic_role else role.replicas for number, role in enumerate(self.roles)
+        )
+
     def without_folder(self) -> JobSpec:
         """Return the same job without the submitter's folder, and without what is used only there."""
         environment = self.python_environment

@@ -46,7 +46,7 @@ class JobEvent(StrEnum):
     CANCELLED = "cancelled"  # nothing had to stop, or everything has stopped
     SUSPENDED = "suspended"
     RESUMED = "resumed"
-    REQUEUED = "requeued"  # preempted, migrated, drained, lost, or failed with a retry left
+    REQUEUED = "requeued"  # preempted, migrated, resized, drained, lost, or failed with a retry left
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     GIVEN_UP = "given_up"  # the queue policy no longer sees any use in running it
@@ -161,6 +161,7 @@ class StopReason(StrEnum):
     UNHEALTHY = "unhealthy"
     DISCONNECTED = "disconnected"
     TIME_LIMIT = "time_limit"
+    RESIZED = "resized"
 
 
 class LaunchCause(StrEnum):

@@ -35,6 +35,7 @@ PLAN_CANDIDATES_MAX = 2_000
 FORECAST_CANDIDATES_MAX = 2_000
 FORECAST_RUNS_MAX = 20_000
 ADVICE_MAX = 10_000
+REPLICA_RESIZES_MAX = 100
 OBSERVATIONS_MAX = 10_000
 QUERIES_MAX = 10_000
 TENANTS_MAX = 10_000
@@ -89,6 +90,7 @@ _LIMITS = (
     Limit("candidates of a forecast", FORECAST_CANDIDATES_MAX, "jobs", "Between services: `ForecastStarts`."),
     Limit("runs of a forecast", FORECAST_RUNS_MAX, "attempts", "Between services: `ForecastStarts`."),
     Limit("advice", ADVICE_MAX, "attempts", "Between services: `AdviseAttempts`."),
+    Limit("resizes", REPLICA_RESIZES_MAX, "jobs", "Between services: `ResizeReplicas`."),
     Limit("observations", OBSERVATIONS_MAX, "observations", "Between services: `Observe`."),
     Limit("queries", QUERIES_MAX, "queries", "Between services: `Estimate`."),
 )

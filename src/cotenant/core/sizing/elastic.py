@@ -69,7 +69,8 @@ class ResizesReplicas(Protocol):
 
 def elastic_role(spec: JobSpec) -> tuple[int, Role] | None:
     """Return the role that is resized, with its number: the first that has a range of replicas."""
-    return next(((number, role) for number, role in enumerate(spec.roles) if role.elastic), None)
+    number = spec.elastic_role
+    return None if number is None else (number, spec.roles[number])
 
 
 def room_for(jobs: Sequence[ElasticJob], free: Resources, rigid: Iterable[Resources]) -> Resources:
@@ -88,6 +89,25 @@ def room_for(jobs: Sequence[ElasticJob], free: Resources, rigid: Iterable[Resour
         if (needs + fewest).fits(room):
             room -= needs
     return room
+
+
+class TargetsFailed(Exception):
+    """An allocator raised an error, or its targets are invalid."""
+
+
+def ask_targets(
+    allocator: ResizesReplicas, jobs: Sequence[ElasticJob], free: Resources, rigid: Iterable[Resources], now: float
+) -> Mapping[str, int]:
+    """Return an allocator's number of replicas for each job; `free` and `rigid` are as in `room_for`.
+
+    Raises:
+        TargetsFailed: the allocator raised an error, or returned an invalid answer.
+    """
+    room = room_for(jobs, free, rigid)
+    try:
+        return validated_targets(jobs, room, allocator.targets(jobs, room, now))
+    except Exception as error:  # third-party code may raise anything
+        raise TargetsFailed(f"{type(error).__name__}: {error}") from error
 
 
 class InvalidTargets(ValueError):

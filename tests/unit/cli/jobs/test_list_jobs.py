@@ -238,7 +238,10 @@ KEYS = {
         "archived estimate"
     ),
     "reason": "code detail remedy numbers wait locality since holds_seconds",
-    "attempt": ("number state pre_run assign_time start_time end_time message exit failure launch_failure allocations"),
+    "attempt": (
+        "number state pre_run assign_time start_time end_time message next_replicas stop_detail exit failure "
+        "launch_failure allocations"
+    ),
     "exit": "code signal out_of_memory rank node",
     "allocation": "node tasks",
     "task": "role rank cores gpus memory_bytes scratch_bytes reclaimable lent_cores target_cores",

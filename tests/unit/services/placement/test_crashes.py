@@ -26,7 +26,7 @@ from cotenant.v1 import job_service_pb2 as pb
 
 NODES, JOBS, CALLERS = 10, amount(120, deep=240), 8
 # How much happens between two kills depends on how quick the machine is: rounds go on until it is enough.
-ROUNDS_MAX, MOVED_MIN, RESIZED_MIN = 8, 2, 12
+ROUNDS_MAX, MOVED_MIN, RESIZED_MIN, REGENERATED_MIN = 8, 2, 12, 12
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 WHOLE = HistoryLimit(revisions=1_000_000)
 Disturb = Callable[[Mesh, Random], Awaitable[None]]
@@ -61,6 +61,17 @@ def story(rng: Random, number: int) -> job_pb2.JobSpec:
     gpus, replicas = rng.choice([(1, 1)] * 6 + [(2, 1), (4, 1), (1, 4), (4, 3), (0.0, 1)])
     cores = rng.choice([None, 1, 2]) if gpus else 1
     return spec(gpus=gpus, cores=cores, replicas=replicas, name=f"job {number}", retries_max=2)
+
+
+def some_elastic(rng: Random, number: int) -> job_pb2.JobSpec:
+    """A short job: an elastic one that is resized as others come and go, or a gang."""
+    elastic = rng.random() < 0.5
+    replicas = 1 if elastic else rng.choice([1, 2, 4])
+    made = spec(gpus=1, cores=1, replicas=replicas, name=f"job {number}")
+    if elastic:
+        made.resize = job_pb2.RESIZE_MODE_RESTART
+        made.roles[0].elastic.min, made.roles[0].elastic.max = 1, rng.choice([2, 4, 8])
+    return made
 
 
 def close_together(rng: Random, number: int) -> job_pb2.JobSpec:
@@ -221,6 +232,25 @@ async def test_services_and_agents_may_be_killed_during_resizes(
         if resized > RESIZED_MIN:
             return
     pytest.fail(f"only {resized} resized: too little to prove anything")
+
+
+@pytest.mark.parametrize("disturb", [kill_both, pytest.param(kill_agents, marks=pytest.mark.deep)])
+async def test_services_and_agents_may_be_killed_while_replicas_change(disturb: Disturb) -> None:
+    """Elastic jobs take what is free, and give it up for the gangs that come."""
+    rng = Random(f"replicas {disturb.__name__}")
+    at_once = {"interval_seconds": "0", "quantum_seconds": "3600"}
+    queue = replace(BACKFILL, allocator="marginal-gain", allocator_options=at_once)
+    config = without(QUICK, allocator="marginal-gain", options={"marginal-gain": at_once}, lost_after_seconds=60)
+    regenerated = 0
+    for _ in range(ROUNDS_MAX):
+        async with running(
+            MemoryStore(limit=WHOLE), queue_config=queue, placement_config=config, rng=rng, failing=0.01
+        ) as mesh:
+            history = await load(mesh, rng, disturb, tell=some_elastic, gpus=4, slower=3)
+        regenerated += len(history.regenerated)
+        if regenerated >= REGENERATED_MIN:
+            return
+    pytest.fail(f"only {regenerated} resized: too little to prove anything")
 
 
 @pytest.mark.parametrize("disturb", [pytest.param(kill_both, marks=pytest.mark.deep), kill_agents])
