@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from cotenant import file_descriptors
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
@@ -23,6 +24,7 @@ from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.node_cgroup import NodeCgroup
 from cotenant.node_agent.runtime.run_as import User, UserMapping, UserNotAllowed
 from cotenant.node_agent.runtime.runtime_port import RuntimeContext
+from cotenant.node_agent.runtime.secret_files import NO_SECRETS, VARIABLE, SecretFiles, WrittenSecrets
 from cotenant.node_agent.runtime.socket_paths import make_private_directory
 from cotenant.node_agent.runtime.supervisor_start import SupervisorProcess, SupervisorStarter
 from cotenant.node_agent.runtime.task_environment import clean_environment, environment_of_user, task_environment
@@ -59,7 +61,7 @@ class LaunchContext:
 
     `hooks` enforce their limits. `home` is the group that supervisors move to, None if they stay in the agent's.
     `hidden` are paths that namespaces hide from jobs; if it is empty, jobs have no namespaces of their own. `starter`
-    starts their supervisors.
+    starts their supervisors. `secrets` keeps their secrets.
     """
 
     node_group: Group | None
@@ -73,10 +75,11 @@ class LaunchContext:
     users: UserMapping = field(default_factory=UserMapping)
     hidden: tuple[str, ...] = ()
     starter: SupervisorStarter = field(default_factory=SupervisorStarter)
+    secrets: SecretFiles = field(default_factory=lambda: SecretFiles(Path("/nonexistent")))
 
 
 def launch_context(
-    context: RuntimeContext, place: NodeCgroup, notify_path: str, hidden: tuple[str, ...]
+    context: RuntimeContext, place: NodeCgroup, notify_path: str, hidden: tuple[str, ...], secrets: SecretFiles
 ) -> LaunchContext:
     """Return what a node's attempts share, with hooks that are still to be opened."""
     return LaunchContext(
@@ -89,6 +92,7 @@ def launch_context(
         home=place.home,
         users=UserMapping(context.users, shared=context.shared_identity),
         hidden=hidden,
+        secrets=secrets,
     )
 
 
@@ -133,8 +137,9 @@ def launch(
     assignment: agent_pb2.Assignment,
     progress_path: str,
     build_folder: BuildFolder | None = None,
+    secrets: Mapping[str, bytes] = MappingProxyType({}),
 ) -> SupervisorProcess:
-    """Start the supervisor; `build_folder` fills the working directory. Blocks.
+    """Start the supervisor; `build_folder` fills the working directory, `secrets` are by name. Blocks.
 
     Raises:
         CannotLaunch: a step fails.
@@ -159,7 +164,8 @@ def launch(
         with launch_step(LaunchCause.DIRECTORY):
             if build_folder is not None:
                 build_folder(directory.path / "work", owner)
-            directory.write_spec(supervisor_spec(surroundings, directory, new, progress_path, user))
+            written = write_secrets(surroundings.secrets, new, secrets, undo)
+            directory.write_spec(supervisor_spec(surroundings, directory, new, progress_path, user, written))
         with launch_step(LaunchCause.PROCESS):
             record(_begins(assignment))
             supervisor = surroundings.starter.start(directory, surroundings.home)
@@ -167,6 +173,17 @@ def launch(
             raise CannotLaunch("another supervisor still runs this attempt", LaunchCause.ORDER)
         undo.pop_all()
         return supervisor
+
+
+def write_secrets(
+    files: SecretFiles, attempt: NewAttempt, secrets: Mapping[str, bytes], undo: ExitStack
+) -> WrittenSecrets:
+    """Write an attempt's secrets; `undo` gets how to remove them. Raises `OSError`, or `CannotLaunch`."""
+    undo.callback(files.remove, attempt.name)
+    try:
+        return files.write(attempt.name, attempt.assignment.spec, secrets, attempt.owner)
+    except ValueError as error:
+        raise CannotLaunch(str(error), LaunchCause.SECRET) from None
 
 
 def _remove(group: Group) -> None:
@@ -229,13 +246,15 @@ def supervisor_spec(
     attempt: NewAttempt,
     progress_path: str,
     user: User | None = None,
+    secrets: WrittenSecrets = NO_SECRETS,
 ) -> dict[str, object]:
     """Return what the supervisor needs to know, as plain types."""
     assignment, hooks = attempt.assignment, surroundings.hooks
     group = None if attempt.group is UNCONFINED else attempt.group
     working_directory = assignment.spec.working_directory or str(directory.path / "work")
     base = {**surroundings.base_environment, **environment_of_user(user)}
-    isolation = isolation_of(surroundings, directory, progress_path)
+    isolation = isolation_of(surroundings, directory, progress_path, secrets)
+    base |= {VARIABLE: secrets.files} if secrets.files else {}
     return {
         "job_id": assignment.job_id,
         "number": assignment.number,
@@ -256,6 +275,7 @@ def supervisor_spec(
                 "environment": task_environment(
                     assignment, task, base=base, enforced=variables(hooks, attempt, task), progress_path=progress_path
                 ),
+                "secret_environment": secrets.environment,
                 "directory": working_directory,
                 "directory_is_ours": not assignment.spec.working_directory,
                 "submit_directory": submit_directory_of(assignment.spec),
@@ -288,17 +308,17 @@ def python_environment_of(spec: job_pb2.JobSpec) -> dict[str, object] | None:
 
 
 def isolation_of(
-    surroundings: LaunchContext, directory: AttemptDirectory, progress_path: str
+    surroundings: LaunchContext, directory: AttemptDirectory, progress_path: str, secrets: WrittenSecrets = NO_SECRETS
 ) -> dict[str, object] | None:
     """Return what a job's namespaces hide, and the exceptions; None if it has no namespaces."""
     if not surroundings.hidden:
         return None
     work = str((directory.path / "work").resolve())
     sockets = make_private_directory(progress_path)
-    return {
-        "hidden": list(surroundings.hidden),
-        "shown": [(work, work), (str(sockets), str(Path(progress_path).parent.resolve()))],
-    }
+    shown = [(work, work), (str(sockets), str(Path(progress_path).parent.resolve()))]
+    shown += [(secrets.files, secrets.files)] if secrets.files else []
+    hidden = sorted({*surroundings.hidden, *surroundings.secrets.places()})
+    return {"hidden": hidden, "shown": shown}
 
 
 def affinity_at_start(

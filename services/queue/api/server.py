@@ -27,6 +27,7 @@ from cotenant.services.queue.api.job_pages import list_jobs
 from cotenant.services.queue.api.job_watch import JobWatch
 from cotenant.services.queue.api.objective_admission import ObjectiveAdmission
 from cotenant.services.queue.api.output import JobOutput
+from cotenant.services.queue.api.secrets import SecretServicer
 from cotenant.services.queue.api.session import JobSessions
 from cotenant.services.queue.api.submission import Submission
 from cotenant.services.queue.api.tenants import TenantServicer
@@ -77,6 +78,7 @@ from cotenant.v1 import (
     job_pb2,
     job_service_pb2_grpc,
     predictor_service_pb2_grpc,
+    secret_service_pb2_grpc,
     tenant_service_pb2_grpc,
 )
 from cotenant.v1 import job_service_pb2 as pb
@@ -88,7 +90,8 @@ JOB = "cotenant.v1.JobService"
 ARRAY = "cotenant.v1.ArrayService"
 TENANT = "cotenant.v1.TenantService"
 FOLDER = "cotenant.v1.FolderService"
-SERVICES = (JOB, ARRAY, TENANT, FOLDER)
+SECRETS = "cotenant.v1.SecretService"
+SERVICES = (JOB, ARRAY, TENANT, FOLDER, SECRETS)
 STORE_PROBE_SECONDS = 2.0
 SUMMED_AT_ONCE = 500  # jobs counted before other calls get a turn
 
@@ -139,9 +142,10 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.sessions = JobSessions(self.state, self.archived_jobs, self.placement)
         objectives = ObjectiveAdmission(self.state, self.scheduler)
         self.folders = FolderServicer(self.state, FolderStore(config.folders))
+        self.secrets = SecretServicer(self.job_store, config.secret_keys)
         self.submission = Submission(
             self.job_store, self.arrays, self.archived_jobs, self.admission, objectives, config.notifications,
-            self.folders.check,
+            self.folders.check, self.secrets.check,
         )  # fmt: skip
         self.objectives = ObjectiveTracker(self.state, self.scheduler)
         self.notifier = Notifier(self.job_store, config.notifications)
@@ -156,6 +160,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         host.add(array_service_pb2_grpc.add_ArrayServiceServicer_to_server, arrays, ARRAY)
         host.add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, tenants, TENANT)
         host.add(folder_service_pb2_grpc.add_FolderServiceServicer_to_server, self.folders, FOLDER)
+        host.add(secret_service_pb2_grpc.add_SecretServiceServicer_to_server, self.secrets, SECRETS)
 
     # Start and stop ------------------------------------------------------------------------------------------
 
@@ -188,6 +193,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-admission", self.admission.run),
             ("queue-notifications", self.notifier.run),
             ("queue-folders", self.folders.run),
+            ("queue-secrets", self.secrets.run),
         ):
             self.background.forever(name, work)
 

@@ -119,6 +119,10 @@ class TenantServicer(tenant_service_pb2_grpc.TenantServiceServicer):
             raise errors.failed_precondition(
                 "TENANT_IN_USE", f"tenant {request.id} is the parent of {', '.join(children[:3])}; move them first"
             )
+        if secrets := state.secrets.names_of(request.id):
+            raise errors.failed_precondition(
+                "TENANT_IN_USE", f"tenant {request.id} has {len(secrets)} secrets; delete them first: {secrets[0]}, …"
+            )
         key = TENANTS + request.id
         if isinstance(await self._job_store.store.transact([Compare(key, revision)], [Delete(key)]), Conflict):
             await self._reread(request.id)

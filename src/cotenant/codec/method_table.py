@@ -529,6 +529,42 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             route="ANY",
             retried=True,
         ),
+        "/cotenant.v1.SecretService/SetSecret": MethodRules(
+            {
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+        ),
+        "/cotenant.v1.SecretService/ListSecrets": MethodRules(
+            {
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            retried=True,
+        ),
+        "/cotenant.v1.SecretService/DeleteSecret": MethodRules(
+            {
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+        ),
+        "/cotenant.v1.SecretService/ReadSecrets": MethodRules(
+            {
+                "agent": "OWN_NODE",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+        ),
         "/cotenant.v1.TenantService/CreateTenant": MethodRules(
             {
                 "operator": "ANY",

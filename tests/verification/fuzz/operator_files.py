@@ -34,6 +34,7 @@ from cotenant.rpc.access import AccessError, find
 from cotenant.security.certificates import Authority, BadCertificate
 from cotenant.security.certificates import read as read_certificate
 from cotenant.security.grpc_tls import BadTls, TlsFiles, load
+from cotenant.security.secret_keys import BadKeys, read_keys
 from cotenant.security.tokens import BadTokens, TokenFile
 from cotenant.services.queue.jobs.failure_classifier import read_rules
 from cotenant.simulator.clusters.cluster import BadCluster
@@ -80,6 +81,7 @@ MEASUREMENTS = (
     b'batch\tseconds\n1\t0.01\n8\t"0.05"\n',
     b"gpus,nodes,rate,cores\n1,1,10,4\n8,2,70,4\n",
 )
+SECRET_KEYS = (b'{"keys": [{"id": "20300101-0a", "key": "' + b"QUFB" * 10 + b'QUE="}]}',)
 CONFIG = (b"endpoint = '127.0.0.1:1'\ntoken = 'a'\nstate_dir = '~/x'\n[tls]\nca = 'a'\ncert = 'b'\nkey = 'c'\n",)
 USER_DEFAULTS = (b"notify = ['mailto:a@b.org']\nnotify_on = ['failed']\nbell = false\nendpoint = '127.0.0.1:1'\n",)
 ENDPOINT = (b'{"queue": "a:1|b:2", "placement": "[::1]:2", "predictor": "a:3", "contention": "a:4"}',)
@@ -124,6 +126,11 @@ def targets() -> Iterator[Target]:
     yield Target("user defaults", file_target("cotenant/config.toml", _user_defaults, USER_DEFAULTS), wrong)
     yield Target("endpoint.json", file_target("endpoint.json", _state_dir, ENDPOINT), (AccessError,))
     yield Target("token", file_target("token", _state_dir, (b"abc-DEF_123\n",)), (AccessError,))
+    yield Target(
+        "secrets.key",
+        file_target("secrets.key", lambda path: read_keys(path.read_bytes(), path.name), SECRET_KEYS),
+        (BadKeys,),
+    )
     yield Target("tokens.json", file_target("tokens.json", lambda path: TokenFile(path).tokens(), TOKENS), (BadTokens,))
     yield Target("audit log", file_target("audit.jsonl", lambda path: list(audit_lines(path)), AUDIT), wrong)
     yield Target("certificates", _certificates, (BadTls, BadCertificate))

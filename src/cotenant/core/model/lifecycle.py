@@ -179,6 +179,7 @@ class LaunchCause(StrEnum):
     OTHER = "other"
     UPLOAD = "upload"
     ENVIRONMENT = "environment"
+    SECRET = "secret"  # noqa: S105 - the step, not a value
 
 
 class InvalidTransition(Exception):
