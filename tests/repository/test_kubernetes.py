@@ -24,6 +24,7 @@ HOSTS = {  # the processes that serve each gRPC service
     "TenantService": ("queue",),
     "FolderService": ("queue",),
     "SecretService": ("queue",),
+    "ScheduleService": ("queue",),
     "NodeService": ("placement",),
     "PlacementService": ("placement",),
     "AgentService": ("placement",),

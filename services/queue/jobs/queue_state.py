@@ -25,6 +25,7 @@ from cotenant.services.queue.jobs.messages import stored_message as stored_messa
 from cotenant.services.queue.jobs.objective_status import ExpectedStart, write_status
 from cotenant.services.queue.jobs.queue_events import QueueEvents
 from cotenant.services.queue.jobs.retry_backoff import RetryBackoff, begins_in_seconds
+from cotenant.services.queue.jobs.schedule_book import ScheduleBook
 from cotenant.services.queue.jobs.secret_gate import SecretGate
 from cotenant.services.queue.jobs.sequence_set import SequenceSet
 from cotenant.services.queue.jobs.startable import Startable
@@ -51,7 +52,7 @@ class State:
         self.usage = UsageAccounting(usage_half_life_seconds)
         self.records: dict[str, Record] = {}
         self.dependency_gate = DependencyGate(self.records)
-        self.secrets = SecretGate()
+        self.secrets, self.schedules = SecretGate(), ScheduleBook()
         self.job_index = JobIndex()
         self.table = JobTable()
         self.tenants: dict[str, tuple[tenant_service_pb2.Tenant, int]] = {}  # with their revisions

@@ -36,6 +36,7 @@ _ENTRIES = (
     ("usage", "jobs.usage", "Show the GPU-hours and core-hours that jobs used.", JOBS),
     ("predict", "research.predict", "Predict rates and run times of jobs, with confidence.", JOBS),
     ("whatif", "jobs.whatif", "Simulate a job without submitting it.", JOBS),
+    ("schedules", "jobs.schedules", "List, pause, run and delete schedules of `submit --every`.", JOBS),
     ("secrets", "jobs.secrets", "Set, list and delete secrets that jobs use by name.", JOBS),
     ("slurm", "slurm.install", "Install sbatch, squeue and other commands of Slurm.", JOBS),
     ("nodes", "nodes.nodes", "List nodes and their resources, or show one node.", NODES),

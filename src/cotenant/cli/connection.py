@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cotenant.v1.policy_service_pb2_grpc import PolicyServiceAsyncStub
     from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceAsyncStub
     from cotenant.v1.process_service_pb2_grpc import ProcessServiceAsyncStub
+    from cotenant.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
     from cotenant.v1.secret_service_pb2_grpc import SecretServiceAsyncStub
     from cotenant.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
 else:
@@ -80,6 +81,11 @@ class Mesh:
     def folders(self) -> FolderServiceAsyncStub:
         """The queue's API for uploaded folders."""
         return cast("FolderServiceAsyncStub", self._stub("queue", "FolderService"))
+
+    @property
+    def schedules(self) -> ScheduleServiceAsyncStub:
+        """The queue's API for schedules."""
+        return cast("ScheduleServiceAsyncStub", self._stub("queue", "ScheduleService"))
 
     @property
     def secrets(self) -> SecretServiceAsyncStub:

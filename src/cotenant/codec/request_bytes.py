@@ -24,6 +24,8 @@ BYTES: Mapping[str, int] = MappingProxyType(
             ("JobService", "ArrayService", "TenantService", "NodeService", "PolicyService", "ProcessService"),
             limits.REQUEST_BYTES_MAX,
         ),
+        "ScheduleService": limits.REQUEST_BYTES_MAX,
+        "ScheduleService/CreateSchedule": limits.REQUEST_SPEC_BYTES_MAX,
         "SecretService": limits.REQUEST_BYTES_MAX,
         "SecretService/SetSecret": limits.REQUEST_SECRET_BYTES_MAX,
         "FolderService/FindMissingChunks": limits.REQUEST_DIGESTS_BYTES_MAX,

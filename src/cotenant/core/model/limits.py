@@ -84,7 +84,12 @@ _LIMITS = (
     Limit("items", ITEMS_MAX, "items", "Of any repeated field of a request that is not named here."),
     Limit("violations", VIOLATIONS_MAX, "violations", "Named in one error; the others are counted."),
     Limit("request", REQUEST_BYTES_MAX, "bytes", "Of a call by people, but for those that carry jobs."),
-    Limit("request with a job", REQUEST_SPEC_BYTES_MAX, "bytes", "`CreateJob`, `CreateArray` and `UpdateJob`."),
+    Limit(
+        "request with a job",
+        REQUEST_SPEC_BYTES_MAX,
+        "bytes",
+        "`CreateJob`, `CreateArray`, `UpdateJob`, `CreateSchedule`.",
+    ),
     Limit("request with jobs", REQUEST_SPECS_BYTES_MAX, "bytes", "`SimulateJob`."),
     Limit("request with digests", REQUEST_DIGESTS_BYTES_MAX, "bytes", "`FindMissingChunks`."),
     Limit("request with chunks", REQUEST_CHUNKS_BYTES_MAX, "bytes", "`WriteChunks`."),
