@@ -128,7 +128,7 @@ def memory_mounts() -> list[str]:
 
 def _is_our_own(path: Path) -> bool:
     """Return whether a recorded path is a directory that an agent of this user made: a record may be damaged."""
-    if not TEMPORARY_NAME.fullmatch(path.name) or not path.is_absolute():
+    if path.root != os.sep or ".." in path.parts or not TEMPORARY_NAME.fullmatch(path.name):
         return False
     found = path.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()

@@ -41,7 +41,8 @@ async def created(mesh: Mesh, every: str = "1h", request_id: str = "", **fields:
 
 
 async def get(mesh: Mesh, schedule_id: str) -> pb.Schedule:
-    return (await schedules(mesh).GetSchedule(pb.GetScheduleRequest(id=schedule_id))).schedule  # type: ignore[no-any-return]
+    answer: pb.GetScheduleResponse = await schedules(mesh).GetSchedule(pb.GetScheduleRequest(id=schedule_id))
+    return answer.schedule
 
 
 async def with_record(mesh: Mesh, schedule_id: str, change: Callable[[records_pb2.StoredSchedule], None]) -> None:
