@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc.aio
 
@@ -10,14 +10,15 @@ from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
 from cotenant.cli.jobs.job_file import Draft
 from cotenant.cli.jobs.schedules import OVERLAPS, schedule_view, time_text
-from cotenant.cli.jobs.submit import rejection, resolve_ids
-from cotenant.cli.jobs.submit_order import order_steps
-from cotenant.cli.outcome import note, usage_error
+from cotenant.cli.jobs.submit_order import Step, order_steps
+from cotenant.cli.outcome import CommandError, note, usage_error
 from cotenant.codec.errors import Problem, from_error
 from cotenant.core.model.validation import Violation
 from cotenant.v1.schedule_service_pb2 import CreateScheduleRequest, CreateScheduleResponse, Schedule
 
 PREFIX = "schedule."
+Resolve = Callable[[Mesh, Sequence[Step]], Awaitable[list[Step]]]
+Reject = Callable[[Sequence[tuple[Draft, Problem]]], CommandError]
 
 
 def create_schedule(
@@ -27,22 +28,23 @@ def create_schedule(
     request_id: str,
     dry_run: bool,
     as_json: bool,
-    waits: bool,
+    of_submit: tuple[Resolve, Reject],
 ) -> None:
     """Create the schedule of one job, and print its id; `when` is the recurrence, the time zone and the overlap rule.
+
+    `of_submit` are the functions of `submit` that resolve dependencies and explain a rejection.
 
     Raises:
         CommandError: the options contradict each other, or the mesh refuses the schedule.
     """
     every, time_zone, overlap = when
+    resolve_ids, rejection = of_submit
     if not every:
         raise usage_error("--time-zone and --overlap need --every")
     if overlap and overlap not in OVERLAPS:
         raise usage_error(f"--overlap must be one of {', '.join(OVERLAPS)}, not {overlap!r}")
     if len(drafts) != 1:
         raise usage_error(f"--every takes one job, not {len(drafts)}", hint="submit each job with its own --every")
-    if waits:
-        raise usage_error("--every cannot be combined with --wait and --follow")
     [draft] = drafts
     if draft.like:
         raise usage_error("--every cannot be combined with --like", hint="write the job with `cotenant show ID --yaml`")

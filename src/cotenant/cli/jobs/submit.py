@@ -146,9 +146,9 @@ def submit(
     if every or time_zone or overlap:
         from cotenant.cli.jobs.schedule_create import create_schedule  # few jobs recur
 
-        create_schedule(
-            Flags.of(context), drafts, (every, time_zone, overlap), request_id, dry_run, as_json, wait or following
-        )
+        _check_waits_not(every, wait or following)
+        when = every, time_zone, overlap
+        create_schedule(Flags.of(context), drafts, when, request_id, dry_run, as_json, (resolve_ids, rejection))
         return
     steps = order_steps(drafts)
     if following and (len(steps) > 1 or steps[0].draft.spec.array):
@@ -172,6 +172,11 @@ def submit(
             _note_jobs_continue(accepted, dry_run, "no longer waiting: the mesh is unreachable")
         raise
     print_accepted(accepted, as_json, dry_run, waited=wait or following)
+
+
+def _check_waits_not(every: str, waits: bool) -> None:
+    if every and waits:
+        raise usage_error("--every cannot be combined with --wait and --follow")
 
 
 def upload_folders(flags: Flags, drafts: list[Draft], dry_run: bool) -> list[Draft]:
