@@ -38,6 +38,7 @@ from cotenant.node_agent.control.placement_outbox import PlacementOutbox
 from cotenant.node_agent.control.progress_reader import ProgressReader
 from cotenant.node_agent.control.progress_reports import ProgressReports
 from cotenant.node_agent.control.sampler import Sampler, SampleSources
+from cotenant.node_agent.control.secret_source import SecretSource
 from cotenant.node_agent.control.session_host import SessionHost
 from cotenant.node_agent.control.state_directory import open_state_directory
 from cotenant.node_agent.control.throttle_directives import ThrottleDirectives
@@ -140,6 +141,7 @@ class _Parts:
         self.folders = UploadedFolders(
             state_dir, FolderSource(node_id, self.placement.folders, rng), config.folder_cache_bytes
         )
+        self.secrets = SecretSource(node_id, self.placement.secrets, rng)
         self.evictions = Evictions(runtime.stop)
         self.disk = DiskWatch(
             state_dir, attempts, runtime.output_directory, self.evictions,
@@ -218,6 +220,7 @@ class _Parts:
             kept_seconds_max=self.config.kept_seconds_max,
             settings=self.config,
             folders=self.folders,
+            secrets=self.secrets,
             gpu_minors=self.health.gpu_minors,
             users=self.config.users,
             shared_identity=self.config.shared_identity,

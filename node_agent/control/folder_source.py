@@ -76,7 +76,7 @@ class FolderSource:
                     yield answer.data
                 return
             except (grpc.aio.AioRpcError, NotConnected) as error:
-                reason = _reason(error)
+                reason = reason_of(error)
                 if isinstance(error, grpc.aio.AioRpcError) and error.code() in FINAL:
                     raise CannotFetch(f"the uploaded folder cannot be fetched: {reason}") from None
                 if time.monotonic() - heard > self._patience_seconds:
@@ -87,5 +87,6 @@ class FolderSource:
                 await asyncio.sleep(backoff.next_seconds())
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return why a call failed, in words."""
     return errors.from_error(error).message if isinstance(error, grpc.aio.AioRpcError) else str(error)

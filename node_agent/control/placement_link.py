@@ -24,10 +24,11 @@ from cotenant.node_agent.supervisor.lease import boot_seconds
 from cotenant.rpc import channel
 from cotenant.rpc.task_cancellation import cancel_and_wait
 from cotenant.security.validity import Validity
-from cotenant.v1 import folder_service_pb2_grpc
+from cotenant.v1 import folder_service_pb2_grpc, secret_service_pb2_grpc
 
 if TYPE_CHECKING:
     from cotenant.v1.folder_service_pb2_grpc import FolderServiceAsyncStub
+    from cotenant.v1.secret_service_pb2_grpc import SecretServiceAsyncStub
 
 log = structlog.get_logger()
 
@@ -69,6 +70,7 @@ class PlacementLink:
         self._reported_certificate: Validity | None = None  # last reported to placement
         self._stub: agent_service_pb2_grpc.AgentServiceAsyncStub | None = None
         self._folders: FolderServiceAsyncStub | None = None
+        self._secrets: SecretServiceAsyncStub | None = None
 
     async def upload(self, pieces: AsyncIterator[agent_pb2.UploadOutputRequest]) -> None:
         """Send output over the current connection. Raises `NotConnected` without a connection, or a gRPC error."""
@@ -81,6 +83,12 @@ class PlacementLink:
         if self._folders is None:
             raise NotConnected("not connected to placement")
         return self._folders
+
+    def secrets(self) -> SecretServiceAsyncStub:
+        """Return a stub of the queue's secrets over the current connection. Raises `NotConnected` without one."""
+        if self._secrets is None:
+            raise NotConnected("not connected to placement")
+        return self._secrets
 
     async def serve_session(
         self, requests: AsyncIterator[agent_pb2.ServeSessionRequest]
@@ -130,14 +138,15 @@ class PlacementLink:
             call = stub.Connect()
             try:
                 heartbeat_seconds = await self._handshake(call)
-                self._stub, self._folders = stub, _folder_stub(connection)
+                self._stub = stub
+                self._folders, self._secrets = _folder_stub(connection), _secret_stub(connection)
                 sender = asyncio.create_task(self._send(call, heartbeat_seconds))
                 try:
                     await self._receive(call)
                 finally:
                     await cancel_and_wait(sender)
             finally:
-                self._stub = self._folders = None
+                self._stub = self._folders = self._secrets = None
                 call.cancel()
 
     async def _handshake(self, call: Any) -> float:
@@ -220,6 +229,10 @@ class PlacementLink:
             message.beat = self._heartbeat()
             message.condition.CopyFrom(self._node.condition())
         return message
+
+
+def _secret_stub(connection: Any) -> SecretServiceAsyncStub:
+    return cast("SecretServiceAsyncStub", secret_service_pb2_grpc.SecretServiceStub(connection))
 
 
 def _folder_stub(connection: Any) -> FolderServiceAsyncStub:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cotenant import file_descriptors
@@ -33,6 +34,7 @@ from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.node_cgroup import NodeCgroup
 from cotenant.node_agent.runtime.run_as import User, UserMapping, UserNotAllowed
 from cotenant.node_agent.runtime.runtime_port import RuntimeContext
+from cotenant.node_agent.runtime.secret_files import NO_SECRETS, VARIABLE, SecretFiles, WrittenSecrets
 from cotenant.node_agent.runtime.socket_paths import make_private_directory
 from cotenant.node_agent.runtime.supervisor_start import SupervisorProcess, SupervisorStarter
 from cotenant.node_agent.runtime.task_environment import clean_environment, environment_of_user, task_environment
@@ -72,7 +74,7 @@ class LaunchContext:
 
     `hooks` enforce their limits. `home` is the group that supervisors move to, None if they stay in the agent's.
     `hidden` are paths that namespaces hide from jobs; if it is empty, jobs have no namespaces of their own. `starter`
-    starts their supervisors. `containers` runs those that have an image.
+    starts their supervisors. `containers` runs those that have an image, `secrets` keeps their secrets.
     """
 
     node_group: Group | None
@@ -87,6 +89,7 @@ class LaunchContext:
     hidden: tuple[str, ...] = ()
     starter: SupervisorStarter = field(default_factory=SupervisorStarter)
     containers: ContainerRuntime | None = None
+    secrets: SecretFiles = field(default_factory=lambda: SecretFiles(Path("/nonexistent")))
 
 
 def launch_context(
@@ -94,6 +97,7 @@ def launch_context(
     place: NodeCgroup,
     notify_path: str,
     hidden: tuple[str, ...],
+    secrets: SecretFiles,
     containers: ContainerRuntime | None = None,
 ) -> LaunchContext:
     """Return what a node's attempts share, with hooks that are still to be opened."""
@@ -108,6 +112,7 @@ def launch_context(
         users=UserMapping(context.users, shared=context.shared_identity),
         hidden=hidden,
         containers=containers,
+        secrets=secrets,
     )
 
 
@@ -153,8 +158,11 @@ def launch(
     progress_path: str,
     build_folder: BuildFolder | None = None,
     image: Image | None = None,
+    secrets: Mapping[str, bytes] = MappingProxyType({}),
 ) -> SupervisorProcess:
-    """Start the supervisor; `build_folder` fills the working directory. With an image, tasks run in containers. Blocks.
+    """Start the supervisor; `build_folder` fills the working directory, `secrets` are by name. Blocks.
+
+    With an image, tasks run in containers.
 
     Raises:
         CannotLaunch: a step fails.
@@ -180,9 +188,10 @@ def launch(
         with launch_step(LaunchCause.DIRECTORY):
             if build_folder is not None:
                 build_folder(directory.path / "work", owner)
-            spec = supervisor_spec(surroundings, directory, new, progress_path, user, image)
+            written = write_secrets(surroundings.secrets, new, secrets, undo)
+            spec = supervisor_spec(surroundings, directory, new, progress_path, user, image, written)
             if image is not None:
-                put_in_containers(spec, surroundings, directory, image, progress_path)
+                put_in_containers(spec, surroundings, directory, image, progress_path, written.files)
             directory.write_spec(spec)
         with launch_step(LaunchCause.PROCESS):
             record(_begins(assignment))
@@ -191,6 +200,17 @@ def launch(
             raise CannotLaunch("another supervisor still runs this attempt", LaunchCause.ORDER)
         undo.pop_all()
         return supervisor
+
+
+def write_secrets(
+    files: SecretFiles, attempt: NewAttempt, secrets: Mapping[str, bytes], undo: ExitStack
+) -> WrittenSecrets:
+    """Write an attempt's secrets; `undo` gets how to remove them. Raises `OSError`, or `CannotLaunch`."""
+    undo.callback(files.remove, attempt.name)
+    try:
+        return files.write(attempt.name, attempt.assignment.spec, secrets, attempt.owner)
+    except ValueError as error:
+        raise CannotLaunch(str(error), LaunchCause.SECRET) from None
 
 
 def _remove(group: Group) -> None:
@@ -254,6 +274,7 @@ def supervisor_spec(
     progress_path: str,
     user: User | None = None,
     image: Image | None = None,
+    secrets: WrittenSecrets = NO_SECRETS,
 ) -> dict[str, object]:
     """Return what the supervisor needs to know, as plain types."""
     assignment, hooks = attempt.assignment, surroundings.hooks
@@ -262,7 +283,8 @@ def supervisor_spec(
     base = {**surroundings.base_environment, **environment_of_user(user)}
     if image is not None:
         base = container_environment(base, image.config, working_directory)
-    isolation = isolation_of(surroundings, directory, progress_path)
+    isolation = isolation_of(surroundings, directory, progress_path, secrets)
+    base |= {VARIABLE: secrets.files} if secrets.files else {}
     return {
         "job_id": assignment.job_id,
         "number": assignment.number,
@@ -283,6 +305,7 @@ def supervisor_spec(
                 "environment": task_environment(
                     assignment, task, base=base, enforced=variables(hooks, attempt, task), progress_path=progress_path
                 ),
+                "secret_environment": secrets.environment,
                 "directory": working_directory,
                 "directory_is_ours": not assignment.spec.working_directory,
                 "submit_directory": submit_directory_of(assignment.spec),
@@ -298,9 +321,14 @@ def supervisor_spec(
 
 
 def put_in_containers(
-    spec: dict[str, Any], surroundings: LaunchContext, directory: AttemptDirectory, image: Image, progress_path: str
+    spec: dict[str, Any],
+    surroundings: LaunchContext,
+    directory: AttemptDirectory,
+    image: Image,
+    progress_path: str,
+    secrets: str | None = None,
 ) -> None:
-    """Change a supervisor's spec so that each task runs in a container of its own.
+    """Change a supervisor's spec so that each task runs in a container of its own; `secrets` is their directory.
 
     Raises:
         CannotLaunch: there is no command.
@@ -312,6 +340,7 @@ def put_in_containers(
     sockets.chmod(0o711)  # the socket in it belongs to the job's user
     shared = [Bind(work, work), Bind(str(sockets), str(Path(progress_path).parent.resolve()))]
     shared += [Bind(path, path, read_only=True) for path in HOST_FILES if os.path.isfile(path)]
+    shared += [Bind(secrets, secrets, read_only=True)] if secrets else []
     for task in spec["tasks"]:
         place = ContainerPlace(str(bundles / f"task-{task['rank']}"), str(bundles / "state"))
         for made in (place.state, *(f"{place.bundle}/{name}" for name in (ROOT_FILES, LAYER, FOLDER))):
@@ -354,17 +383,17 @@ def python_environment_of(spec: job_pb2.JobSpec) -> dict[str, object] | None:
 
 
 def isolation_of(
-    surroundings: LaunchContext, directory: AttemptDirectory, progress_path: str
+    surroundings: LaunchContext, directory: AttemptDirectory, progress_path: str, secrets: WrittenSecrets = NO_SECRETS
 ) -> dict[str, object] | None:
     """Return what a job's namespaces hide, and the exceptions; None if it has no namespaces."""
     if not surroundings.hidden:
         return None
     work = str((directory.path / "work").resolve())
     sockets = make_private_directory(progress_path)
-    return {
-        "hidden": list(surroundings.hidden),
-        "shown": [(work, work), (str(sockets), str(Path(progress_path).parent.resolve()))],
-    }
+    shown = [(work, work), (str(sockets), str(Path(progress_path).parent.resolve()))]
+    shown += [(secrets.files, secrets.files)] if secrets.files else []
+    hidden = sorted({*surroundings.hidden, *surroundings.secrets.places()})
+    return {"hidden": hidden, "shown": shown}
 
 
 def affinity_at_start(

@@ -14,7 +14,7 @@ import dataclasses
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -56,6 +56,7 @@ from cotenant.node_agent.runtime.runtime_port import (
     ThrottleState,
     Usage,
 )
+from cotenant.node_agent.runtime.secret_files import open_secret_files
 from cotenant.node_agent.runtime.session_process import SessionProcess, start_session
 from cotenant.node_agent.runtime.socket_paths import NOTIFY, progress_socket, remove_private_directory, socket_directory
 from cotenant.node_agent.runtime.supervisor_start import SupervisorProcess
@@ -96,10 +97,12 @@ class ProcessRuntime:
         self._sockets = socket_directory(context.state_dir)
         self._counters = Resctrl.open()
         place = await asyncio.to_thread(node_cgroup.open_node_cgroup, context.node_id, reach_systemd())
-        identity = await asyncio.to_thread(find_identity, context.users, [context.state_dir, *context.hidden])
+        secrets = await asyncio.to_thread(open_secret_files, context.state_dir)
+        private = [context.state_dir, secrets.root, *context.hidden]
+        identity = await asyncio.to_thread(find_identity, context.users, private)
         containers = await asyncio.to_thread(find_runtime)
         self._surroundings = launch_module.launch_context(
-            context, place, str(self._sockets / NOTIFY), identity.hidden, containers
+            context, place, str(self._sockets / NOTIFY), identity.hidden, secrets, containers
         )
         self._images = ImageStore(context.state_dir / CACHE, context.image_cache_bytes, self._images_in_use)
         if containers is not None:
@@ -183,7 +186,7 @@ class ProcessRuntime:
         status = attempt.directory.status()
         if status is None or not status.ended:
             status = attempt.status if not attempt.live else await attempt.end_orphans(self._marker(attempt.key))
-        hooks.end(self._surroundings.hooks, attempt.directory.path.name)
+        self._remove_private(attempt.directory.path.name)
         await attempt.remove_group(timeout_seconds=1.0)
         assert status is not None
         self._notify(attempt, status)
@@ -212,7 +215,7 @@ class ProcessRuntime:
             if pidfd is not None:
                 await attempt.restore_cores()
         else:  # it ended while no agent ran, or the last one was killed before it removed what the hooks had made
-            await asyncio.to_thread(hooks.end, self._surroundings.hooks, directory.path.name)
+            await asyncio.to_thread(self._remove_private, directory.path.name)
         return RecoveredAttempt(assignment, attempt.status)
 
     def _recover_orphans(self) -> list[RecoveredAttempt]:
@@ -230,7 +233,7 @@ class ProcessRuntime:
     async def _conclude_orphan(self, attempt: RunningAttempt) -> None:
         async def conclude() -> None:
             status = await orphan_attempts.wait_for_end(attempt, self._marker(attempt.key))
-            hooks.end(self._surroundings.hooks, AttemptDirectory(self._attempts_root, attempt.key).path.name)
+            self._remove_private(AttemptDirectory(self._attempts_root, attempt.key).path.name)
             self._notify(attempt, status)
 
         await conclude_at_last(conclude, attempt.key)
@@ -240,9 +243,14 @@ class ProcessRuntime:
         log.info("attempt_never_started", attempt=str(directory.key))
         group = launch_module.attempt_group(self._surroundings, directory)
         await asyncio.to_thread(orphan_processes.kill_orphans, group, self._marker(directory.key), timeout_seconds=1.0)
-        await asyncio.to_thread(hooks.end, self._surroundings.hooks, directory.path.name)
+        await asyncio.to_thread(self._remove_private, directory.path.name)
         if group is None or await asyncio.to_thread(group.remove):
             directory.remove()
+
+    def _remove_private(self, name: str) -> None:
+        """Remove what was made for an attempt outside of its group and its directory."""
+        hooks.end(self._surroundings.hooks, name)
+        self._surroundings.secrets.remove(name)
 
     def _marker(self, key: AttemptKey) -> str:
         """Return an environment variable that all processes of an attempt have, and no others."""
@@ -317,6 +325,7 @@ class ProcessRuntime:
         self._confine(attempt, attempt.directory)
         image = await self._prepare_image(attempt)
         async with self._build_folder(attempt) as build_folder:
+            secrets = await self._fetch_secrets(attempt)
             supervisor = await asyncio.to_thread(
                 launch_module.launch,
                 self._surroundings,
@@ -325,6 +334,7 @@ class ProcessRuntime:
                 str(progress_socket(self._sockets, attempt.key)),
                 build_folder,
                 image,
+                secrets,
             )
         await fail_points.reach("agent.launched")
         self._watch(attempt, await open_pidfd(supervisor))
@@ -359,6 +369,22 @@ class ProcessRuntime:
         starting = [attempt.image_digest for attempt in list(self._attempts.values())]
         directories = attempt_directory.find_directories(self._attempts_root)
         return [*starting, *(launch_module.recorded_image(directory) for directory in directories)]
+
+    async def _fetch_secrets(self, attempt: RunningAttempt) -> Mapping[str, bytes]:
+        """Return the attempt's secrets by name.
+
+        Raises:
+            CannotLaunch: they cannot be fetched.
+            FetchStopped: the attempt was stopped meanwhile.
+        """
+        if not attempt.assignment.spec.secrets:
+            return {}
+        if self._context.secrets is None:
+            raise launch_module.CannotLaunch("this node cannot fetch secrets", LaunchCause.SECRET)
+        try:
+            return await self._context.secrets.read(attempt.assignment, attempt.stop_asked)
+        except CannotFetch as error:
+            raise launch_module.CannotLaunch(str(error), LaunchCause.SECRET) from None
 
     @contextlib.asynccontextmanager
     async def _build_folder(self, attempt: RunningAttempt) -> AsyncIterator[launch_module.BuildFolder | None]:

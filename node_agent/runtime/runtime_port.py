@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,18 @@ from cotenant.node_agent.runtime.uploaded_folder import UploadedFolders
 from cotenant.v1 import contention_service_pb2, resources_pb2
 
 
+class SecretReader(Protocol):
+    """Where the secrets of a job come from."""
+
+    async def read(self, assignment: agent_pb2.Assignment, stop_asked: asyncio.Event) -> Mapping[str, bytes]:
+        """Return the values of the secrets that a job names, by name.
+
+        Raises:
+            CannotFetch: the queue does not have them, or is out of reach for too long.
+            FetchStopped: the attempt was stopped.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimeContext:
     """What a runtime gets when it is opened.
@@ -23,8 +36,8 @@ class RuntimeContext:
     keep their output, and for how long. `settings` are those that enforcement hooks read. `gpu_minors` returns the N of
     each GPU's /dev/nvidiaN by UUID, as far as NVML reports it. `users` maps submitters to users of this machine.
     `shared_identity` allows jobs of several submitters to run as the agent's user if the agent is not root. `hidden`
-    are paths to hide from jobs in addition to the state directory. `folders` fetches uploaded folders; None: no
-    job has one. `image_cache_bytes` limits the cache of unpacked images.
+    are paths to hide from jobs in addition to the state directory. `folders` fetches uploaded folders and `secrets`
+    secrets; None: no job has any. `image_cache_bytes` limits the cache of unpacked images.
     """
 
     node_id: str
@@ -40,6 +53,7 @@ class RuntimeContext:
     hidden: tuple[Path, ...] = ()
     folders: UploadedFolders | None = None
     image_cache_bytes: int = 50 << 30
+    secrets: SecretReader | None = None
 
 
 @dataclass(frozen=True, slots=True)

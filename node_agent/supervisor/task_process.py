@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import marshal
 import os
 
 TYPE_CHECKING = False
@@ -49,6 +50,7 @@ class TaskProcess:
         variables = spec["environment"]
         assert isinstance(variables, dict)
         self.environment: dict[str, str] = variables
+        self.secret_environment = str(spec.get("secret_environment") or "")  # a file that only the agent can read
         folder = spec.get("submit_directory")
         self.submit_directory = SubmitDirectory(folder) if isinstance(folder, dict) else None
         environment = spec.get("python_environment")
@@ -115,6 +117,8 @@ class TaskProcess:
         """Enter a session and the control group of its own, with the CPUs that it may use."""
         reset_signals()
         os.setsid()
+        self.doing = "secret"
+        self._read_secrets()
         self.doing = "control group"
         if self.group is not None:
             self.group.attach()
@@ -143,6 +147,12 @@ class TaskProcess:
         self.doing = "starting"
         die_with_parent(parent)  # only now: a change of user resets it
         return missing
+
+    def _read_secrets(self) -> None:
+        """Add the variables that are secrets, which are in no spec. Raises `OSError`."""
+        if self.secret_environment:
+            with open(self.secret_environment, "rb") as file:
+                self.environment = {**self.environment, **marshal.load(file)}  # both ends run the same interpreter
 
     def _enter_submit_directory(self) -> str:
         """Enter the submitter's folder, with its search path; return why this node does not have it.

@@ -42,3 +42,4 @@ class QueueConfig:
     store_limits: StoreLimits = NO_LIMITS
     notifications: NotificationRules = OFF
     folders: FolderRules = NO_FOLDERS
+    secret_keys: Path | None = None  # the file of keys that encrypt secrets; None: no secrets are kept

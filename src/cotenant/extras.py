@@ -13,7 +13,17 @@ MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "python": ("cloudpickle",),
         "research": ("jinja2", "lightgbm", "matplotlib", "numpy", "psutil", "pyarrow", "scipy"),
         "server": (
-            *("aetcd", "cryptography", "grpc_reflection", "jinja2", "jwt", "lightgbm", "numpy", "opentelemetry"),
+            *(
+                "aetcd",
+                "cronsim",
+                "cryptography",
+                "grpc_reflection",
+                "jinja2",
+                "jwt",
+                "lightgbm",
+                "numpy",
+                "opentelemetry",
+            ),
             *("prometheus_client", "re2", "scipy", "starlette", "uvicorn"),
         ),
     }

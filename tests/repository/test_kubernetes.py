@@ -23,6 +23,8 @@ HOSTS = {  # the processes that serve each gRPC service
     "ArrayService": ("queue",),
     "TenantService": ("queue",),
     "FolderService": ("queue",),
+    "SecretService": ("queue",),
+    "ScheduleService": ("queue",),
     "NodeService": ("placement",),
     "PlacementService": ("placement",),
     "AgentService": ("placement",),
@@ -33,7 +35,10 @@ HOSTS = {  # the processes that serve each gRPC service
     "ProcessService": ("queue", "placement", "predictor"),
     "PolicyService": tuple(SERVICES),
 }
-VIA_PLACEMENT = "/cotenant.v1.FolderService/ReadChunks"  # agents have no other connection; it routes their calls
+VIA_PLACEMENT = (  # agents have no other connection; it routes their calls
+    "/cotenant.v1.FolderService/ReadChunks",
+    "/cotenant.v1.SecretService/ReadSecrets",
+)
 ETCD = {"client": 2379, "peer": 2380, "metrics": 2381}
 PEOPLE = {Role.VIEWER, Role.USER, Role.TENANT_ADMIN, Role.OPERATOR}
 
@@ -68,7 +73,7 @@ def called_by(*roles: Role) -> set[str]:
     return {
         host
         for method in methods
-        for host in (("placement",) if method == VIA_PLACEMENT else HOSTS[method.split("/")[1].rpartition(".")[2]])
+        for host in (("placement",) if method in VIA_PLACEMENT else HOSTS[method.split("/")[1].rpartition(".")[2]])
     }
 
 

@@ -36,6 +36,11 @@ REPEATABLE = {
     "AgentService.ServeSession": "a stream of one session, answered to one caller",
     "JobService.OpenSession": "a stream; a command is not run again for a caller who is gone",
     "PlacementService.OpenAttemptSession": "the same, relayed",
+    "ScheduleService.PauseSchedule": "it asks for a state that may already hold",
+    "ScheduleService.ResumeSchedule": "it asks for a state that may already hold",
+    "ScheduleService.DeleteSchedule": "a repeat finds nothing, and says so; clients do not repeat it",
+    "SecretService.SetSecret": "a repeat sets the same value",
+    "SecretService.DeleteSecret": "a repeat finds nothing, and says so; clients do not repeat it",
     "SampleService.StreamSamples": "a stream; a repeated sample is recognized by its time",
 }
 READING = ("Get", "List", "Summarize", "Watch", "Read", "Explain", "Forecast", "Simulate", "Estimate", "PlanProfile")

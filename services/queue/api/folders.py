@@ -116,7 +116,7 @@ class FolderServicer(folder_service_pb2_grpc.FolderServiceServicer):
             await asyncio.sleep(COLLECT_SECONDS)
 
     async def collect(self) -> None:
-        """Remove what no unfinished job needs and nobody has used for long."""
+        """Remove what no unfinished job and no schedule needs, and nobody has used for long."""
         used = set(self._used())
         try:
             removed = await asyncio.to_thread(self._folders.collect, used, time.time())
@@ -130,6 +130,7 @@ class FolderServicer(folder_service_pb2_grpc.FolderServiceServicer):
         for record in self._state.records.values():
             if record.spec.upload and not record.phase.ended:
                 yield record.spec.tenant, record.spec.upload
+        yield from self._state.schedules.uploads()
 
     def _tenant(self, named: str) -> str:
         tenant = resolve_tenant(named)

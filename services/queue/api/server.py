@@ -27,6 +27,8 @@ from cotenant.services.queue.api.job_pages import list_jobs
 from cotenant.services.queue.api.job_watch import JobWatch
 from cotenant.services.queue.api.objective_admission import ObjectiveAdmission
 from cotenant.services.queue.api.output import JobOutput
+from cotenant.services.queue.api.schedules import ScheduleServicer
+from cotenant.services.queue.api.secrets import SecretServicer
 from cotenant.services.queue.api.session import JobSessions
 from cotenant.services.queue.api.submission import Submission
 from cotenant.services.queue.api.tenants import TenantServicer
@@ -77,6 +79,8 @@ from cotenant.v1 import (
     job_pb2,
     job_service_pb2_grpc,
     predictor_service_pb2_grpc,
+    schedule_service_pb2_grpc,
+    secret_service_pb2_grpc,
     tenant_service_pb2_grpc,
 )
 from cotenant.v1 import job_service_pb2 as pb
@@ -88,7 +92,9 @@ JOB = "cotenant.v1.JobService"
 ARRAY = "cotenant.v1.ArrayService"
 TENANT = "cotenant.v1.TenantService"
 FOLDER = "cotenant.v1.FolderService"
-SERVICES = (JOB, ARRAY, TENANT, FOLDER)
+SECRETS = "cotenant.v1.SecretService"
+SCHEDULE = "cotenant.v1.ScheduleService"
+SERVICES = (JOB, ARRAY, TENANT, FOLDER, SECRETS, SCHEDULE)
 STORE_PROBE_SECONDS = 2.0
 SUMMED_AT_ONCE = 500  # jobs counted before other calls get a turn
 
@@ -140,10 +146,12 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.sessions = JobSessions(self.state, self.archived_jobs, self.placement)
         objectives = ObjectiveAdmission(self.state, self.scheduler)
         self.folders = FolderServicer(self.state, FolderStore(config.folders))
+        self.secrets = SecretServicer(self.job_store, config.secret_keys)
         self.submission = Submission(
             self.job_store, self.arrays, self.archived_jobs, self.admission, objectives, config.notifications,
-            self.folders.check,
+            self.folders.check, self.secrets.check,
         )  # fmt: skip
+        self.schedules = ScheduleServicer(self.job_store, self.submission, self._cancel)
         self.objectives = ObjectiveTracker(self.state, self.scheduler)
         self.notifier = Notifier(self.job_store, config.notifications)
         stop_by_wish = self.attempt_watcher.stop_by_wish
@@ -157,6 +165,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         host.add(array_service_pb2_grpc.add_ArrayServiceServicer_to_server, arrays, ARRAY)
         host.add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, tenants, TENANT)
         host.add(folder_service_pb2_grpc.add_FolderServiceServicer_to_server, self.folders, FOLDER)
+        host.add(secret_service_pb2_grpc.add_SecretServiceServicer_to_server, self.secrets, SECRETS)
+        host.add(schedule_service_pb2_grpc.add_ScheduleServiceServicer_to_server, self.schedules, SCHEDULE)
 
     # Start and stop ------------------------------------------------------------------------------------------
 
@@ -189,6 +199,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-admission", self.admission.run),
             ("queue-notifications", self.notifier.run),
             ("queue-folders", self.folders.run),
+            ("queue-secrets", self.secrets.run),
+            ("queue-schedules", self.schedules.run),
         ):
             self.background.forever(name, work)
 
@@ -339,6 +351,10 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             check_not_ended(record)
             await self.job_store.change(record, resume, request=key, etag=request.etag)
         return pb.ResumeJobResponse(job=View(self.state).message(record))
+
+    async def _cancel(self, record: Record) -> None:
+        """Cancel a job in the name of the caller."""
+        await self._wish(pb.CancelJobRequest(id=record.id), "CancelJob", "CancelArray", job_pb2.JOB_PHASE_CANCELLED)
 
     async def _wish(self, request: Any, method: str, array_call: str, wish: job_pb2.JobPhase.ValueType) -> Record:
         key = idempotency_key_of(method, request.request_id, request)

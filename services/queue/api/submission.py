@@ -9,6 +9,7 @@ import structlog
 
 from cotenant import telemetry
 from cotenant.codec import errors
+from cotenant.core.model.job import JobSpec
 from cotenant.security.identity import caller
 from cotenant.services.queue.api.objective_admission import ObjectiveAdmission
 from cotenant.services.queue.api.resubmission import with_secrets
@@ -37,10 +38,11 @@ class Submission:
         objectives: ObjectiveAdmission,
         notifications: NotificationRules,
         check_upload: Callable[[str, str], Awaitable[None]],
+        check_secrets: Callable[[JobSpec], None],
     ) -> None:
         self._job_store, self._arrays, self._archived_jobs = job_store, arrays, archived_jobs
         self._admission, self._objectives, self._notifications = admission, objectives, notifications
-        self._check_upload = check_upload
+        self._check_upload, self._check_secrets = check_upload, check_secrets
 
     async def submit(self, request: Any, method: str) -> Record:
         """Return the job that a call creates or has created; of an array, its first job.
@@ -61,6 +63,7 @@ class Submission:
                 spec = accept(state, asked, before, array=array)
                 if wrong := [*violations(spec.notify, self._notifications)]:
                     raise errors.invalid(wrong)
+                self._check_secrets(spec)
                 await self._check_upload(spec.tenant, spec.upload)
                 size = size_of(asked, len(spec.array.indices) if spec.array else 1)
                 await self._admission.prepare(spec.tenant, size)

@@ -119,6 +119,14 @@ class TenantServicer(tenant_service_pb2_grpc.TenantServiceServicer):
             raise errors.failed_precondition(
                 "TENANT_IN_USE", f"tenant {request.id} is the parent of {', '.join(children[:3])}; move them first"
             )
+        if secrets := state.secrets.names_of(request.id):
+            raise errors.failed_precondition(
+                "TENANT_IN_USE", f"tenant {request.id} has {len(secrets)} secrets; delete them first: {secrets[0]}, …"
+            )
+        if any(one.spec.tenant == request.id for one in state.schedules.records.values()):
+            raise errors.failed_precondition(
+                "TENANT_IN_USE", f"tenant {request.id} has schedules; delete them first, with `cotenant schedules`"
+            )
         key = TENANTS + request.id
         if isinstance(await self._job_store.store.transact([Compare(key, revision)], [Delete(key)]), Conflict):
             await self._reread(request.id)

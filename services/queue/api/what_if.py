@@ -44,6 +44,8 @@ async def simulate(state: State, scheduler: Scheduler, asked: Sequence[Record]) 
         elif left_seconds := begins_in_seconds(record):
             answers[record.id].refusal.CopyFrom(_to_wire(begins_later(record.spec.begin_seconds or 0.0)))
             answers[record.id].outlook = start_forecast.at_begin_time(left_seconds)
+        elif lacking := state.secrets.refusal(record.spec):
+            answers[record.id].refusal.CopyFrom(_to_wire(lacking))
         else:
             ready.append(record)
     plan = _plan(state, scheduler, ranking, ready, answers)

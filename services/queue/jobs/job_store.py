@@ -26,6 +26,8 @@ from cotenant.services.queue.jobs.job_ids import JobIdGenerator
 from cotenant.services.queue.jobs.notification_records import notification_puts
 from cotenant.services.queue.jobs.queue_state import LOADED_AT_ONCE, State, clone
 from cotenant.services.queue.jobs.removal_log import REMOVALS, Batch, Removal, RemovalLog, key_of, read_batch
+from cotenant.services.queue.jobs.schedule_book import SCHEDULES, load_schedule
+from cotenant.services.queue.jobs.secret_gate import SECRETS, load_secret
 from cotenant.services.queue.jobs.transitions import (
     SCHEMA_VERSION,
     STATES,
@@ -92,6 +94,10 @@ class JobStore:
                 if entry.key != TENANTS + tenant.id:
                     raise ValueError(f"its id is {tenant.id!r}")
             self.state.tenants[tenant.id] = (tenant, entry.mod_revision)
+        for entry in (await self.store.list(SECRETS)).entries:
+            self.state.secrets.put(load_secret(entry), entry.mod_revision)
+        for entry in (await self.store.list(SCHEDULES)).entries:
+            self.state.schedules.put(load_schedule(entry))
         await load_usage(self.store, self.state)
         arrays = {entry.key.removeprefix(ARRAYS) for entry in (await self.store.list(ARRAYS)).entries}
         found = []

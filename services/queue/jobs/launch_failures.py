@@ -9,7 +9,7 @@ second time, none is left: then the attempt has failed like any other for which 
 
 A submitter that is unknown to a node proves nothing about the node, which is not held because of one user. So a job
 that comes back to a node it avoids waits before the next try: there is no other node, and it would retry forever. The
-same is done where a job's uploaded folder could not be fetched, which is the queue's fault.
+same is done where a job's uploaded folder or its secrets could not be fetched, which is not the node's fault.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ _OF_THE_JOB = {  # by cause: the prefix of the reason why the node is avoided
     job_pb2.LAUNCH_CAUSE_ENVIRONMENT: "its Python environment: ",
     job_pb2.LAUNCH_CAUSE_IMAGE: "its image: ",
 }
-_PROVES_NOTHING = (job_pb2.LAUNCH_CAUSE_USER, job_pb2.LAUNCH_CAUSE_UPLOAD)  # about the node
+_PROVES_NOTHING = (  # about the node
+    job_pb2.LAUNCH_CAUSE_USER,
+    job_pb2.LAUNCH_CAUSE_UPLOAD,
+    job_pb2.LAUNCH_CAUSE_SECRET,
+)
 
 
 def can_launch_elsewhere(job: job_pb2.Job, now: float) -> bool:

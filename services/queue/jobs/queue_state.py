@@ -25,6 +25,8 @@ from cotenant.services.queue.jobs.messages import stored_message as stored_messa
 from cotenant.services.queue.jobs.objective_status import ExpectedStart, write_status
 from cotenant.services.queue.jobs.queue_events import QueueEvents
 from cotenant.services.queue.jobs.retry_backoff import RetryBackoff, begins_in_seconds
+from cotenant.services.queue.jobs.schedule_book import ScheduleBook
+from cotenant.services.queue.jobs.secret_gate import SecretGate
 from cotenant.services.queue.jobs.sequence_set import SequenceSet
 from cotenant.services.queue.jobs.startable import Startable
 from cotenant.services.queue.jobs.store_footprint import StoreFootprint
@@ -50,6 +52,7 @@ class State:
         self.usage = UsageAccounting(usage_half_life_seconds)
         self.records: dict[str, Record] = {}
         self.dependency_gate = DependencyGate(self.records)
+        self.secrets, self.schedules = SecretGate(), ScheduleBook()
         self.job_index = JobIndex()
         self.table = JobTable()
         self.tenants: dict[str, tuple[tenant_service_pb2.Tenant, int]] = {}  # with their revisions
@@ -237,7 +240,7 @@ class State:
         if delayed:
             self.events.delay_began(record, max(self._backoff.left_seconds(record), begins_in_seconds(record)))
         touched = self.dependency_gate.update(record, backs_off=delayed)
-        waits = delayed or (phase is Phase.QUEUED and not self.dependency_gate.open(record))
+        waits = delayed or (phase is Phase.QUEUED and not self.open(record))
         if phase in IN_TABLE and not waits:
             self._add_row(record)
             self._update_running(record, running=phase is not Phase.QUEUED)
@@ -397,6 +400,10 @@ class State:
         """Return whether a job may start only later: it is in back-off, or its begin time is still to come."""
         return self.backing_off(record) or begins_in_seconds(record) > 0
 
+    def open(self, record: Record) -> bool:
+        """Return whether a waiting job has all but resources: its dependencies are met, and its secrets are set."""
+        return self.dependency_gate.open(record) and self.secrets.open(record)
+
     # Messages and refusals -----------------------------------------------------------------------------------
 
     def message(self, record: Record) -> job_pb2.Job:
@@ -425,6 +432,8 @@ class State:
             return shut, waits_since
         if begins_in_seconds(record) > 0:
             return begins_later(record.spec.begin_seconds or 0.0), waits_since
+        if lacking := self.secrets.refusal(record.spec):
+            return lacking, waits_since
         refusal, since = self.reasons.of(record, time.time()) or (NOT_YET, waits_since)
         if record.sequence in self.beyond:
             standing = self.shares.get(record.spec.tenant)
@@ -435,7 +444,7 @@ class State:
         """Return the wait category of a queued job, consistent with `refusal`."""
         if (record.not_before_seconds or record.spec.begin_seconds) and self.delayed(record):
             return Wait.DEPENDENCY
-        if not self.dependency_gate.open(record):
+        if not self.open(record):
             return Wait.DEPENDENCY
         return wait_of(self.reasons.code(record), over_share=record.sequence in self.beyond)
 

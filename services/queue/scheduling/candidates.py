@@ -15,6 +15,7 @@ ATTEMPT_FIELDS = (  # needed by attempts only
     "submit_directory",
     "python_environment",
     "labels",
+    "secrets",
 )
 SMALL_BYTES = 4096  # smaller specs are faster to copy whole than by fields
 

@@ -100,6 +100,8 @@ def _summary(state: State, record: Record, position: int, waiting: int, sizing: 
             return f"waits for other jobs: {refusal}; {refusal.remedy}"
         if refusal.code is Code.BEGIN_TIME:
             return f"waits for its begin time: {refusal}"
+        if refusal.code is Code.SECRETS:
+            return f"waits for a secret: {refusal}; {refusal.remedy}"
         place = f"number {position} of {waiting} waiting" if position else "not ordered yet"
         first = f"before its gang it needs {in_words(record.spec.pre_run_seconds or 0.0)}" if record.in_pre_run else ""
         waits = f"waits ({place}) for {_WAITS[refusal.wait]}: {refusal}"

@@ -178,7 +178,7 @@ async def add_forecast(
             return
         if left_seconds := begins_in_seconds(record):
             answer.outlook = at_begin_time(left_seconds)
-        elif state.dependency_gate.open(record) and not state.backing_off(record):
+        elif state.open(record) and not state.backing_off(record):
             answer.outlook = "is unknown until the next scheduling cycle"
         return
     fair = config.rules.fair_share is FairShare.TENANTS

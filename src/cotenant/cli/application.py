@@ -36,6 +36,8 @@ _ENTRIES = (
     ("usage", "jobs.usage", "Show the GPU-hours and core-hours that jobs used.", JOBS),
     ("predict", "research.predict", "Predict rates and run times of jobs, with confidence.", JOBS),
     ("whatif", "jobs.whatif", "Simulate a job without submitting it.", JOBS),
+    ("schedules", "jobs.schedules", "List, pause, run and delete schedules of `submit --every`.", JOBS),
+    ("secrets", "jobs.secrets", "Set, list and delete secrets that jobs use by name.", JOBS),
     ("slurm", "slurm.install", "Install sbatch, squeue and other commands of Slurm.", JOBS),
     ("nodes", "nodes.nodes", "List nodes and their resources, or show one node.", NODES),
     ("drain", "nodes.nodes", "Drain a node: no new work; running jobs are requeued.", NODES),
@@ -54,6 +56,8 @@ _ENTRIES = (
     ("restore", "mesh.backup", "Restore a backup into an empty store.", MESH),
     ("migrate", "mesh.backup", "Copy the state to another store while the mesh is stopped.", MESH),
     ("store", "mesh.store", "Check the store, or accept one that lost recent writes.", MESH),
+    ("login", "mesh.login", "Keep a mesh and a token for all commands.", MESH),
+    ("logout", "mesh.login", "Forget the mesh and the token of `login`.", MESH),
     ("whoami", "mesh.whoami", "Show who you are to the mesh, and how it was found.", MESH),
     ("tokens", "mesh.tokens", "List, create and revoke tokens for people, agents and services.", MESH),
     ("certs", "mesh.certs", "Issue and renew certificates for a lab.", MESH),
@@ -110,7 +114,7 @@ def cotenant(
 
     Connection settings come from these options, which may follow the command; then from
     COTENANT_STATE_DIR, COTENANT_ENDPOINT, COTENANT_TOKEN and COTENANT_TLS_CA, _CERT and _KEY; then
-    from ~/.config/cotenant/config.toml.
+    from `cotenant login`; then from ~/.config/cotenant/config.toml.
 
     Exit codes: 0 success, 1 failure, 2 bad usage or input, 3 unreachable, 124 timeout of `wait`.
 

@@ -15,6 +15,8 @@ from cotenant.rpc.access import AccessError
 from cotenant.v1.array_service_pb2 import ListArraysRequest
 from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest
 from cotenant.v1.node_service_pb2 import ListNodesRequest
+from cotenant.v1.schedule_service_pb2 import ListSchedulesRequest
+from cotenant.v1.secret_service_pb2 import ListSecretsRequest
 
 COMPLETIONS_MAX = 200
 Completions = list[tuple[str, str]]
@@ -43,6 +45,26 @@ def node_ids(flags: Flags, incomplete: str, seconds_max: float) -> Completions:
     async def ask(mesh: Mesh) -> Completions:
         page = await mesh.nodes.ListNodes(ListNodesRequest(page_size=COMPLETIONS_MAX))
         return [(node.id, node_state(node)) for node in page.nodes]
+
+    return _complete(flags, ask, incomplete, seconds_max)
+
+
+def secret_names(flags: Flags, incomplete: str, seconds_max: float) -> Completions:
+    """Return the secrets whose names start with the text, with their tenants."""
+
+    async def ask(mesh: Mesh) -> Completions:
+        page = await mesh.secrets.ListSecrets(ListSecretsRequest(page_size=COMPLETIONS_MAX))
+        return [(secret.name, secret.tenant) for secret in page.secrets]
+
+    return _complete(flags, ask, incomplete, seconds_max)
+
+
+def schedule_ids(flags: Flags, incomplete: str, seconds_max: float) -> Completions:
+    """Return the schedules whose ids start with the text, with the names of their jobs."""
+
+    async def ask(mesh: Mesh) -> Completions:
+        page = await mesh.schedules.ListSchedules(ListSchedulesRequest(page_size=COMPLETIONS_MAX))
+        return [(schedule.id, sanitize(f"{schedule.every} {schedule.spec.name}")) for schedule in page.schedules]
 
     return _complete(flags, ask, incomplete, seconds_max)
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from cotenant.v1.policy_service_pb2_grpc import PolicyServiceAsyncStub
     from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceAsyncStub
     from cotenant.v1.process_service_pb2_grpc import ProcessServiceAsyncStub
+    from cotenant.v1.schedule_service_pb2_grpc import ScheduleServiceAsyncStub
+    from cotenant.v1.secret_service_pb2_grpc import SecretServiceAsyncStub
     from cotenant.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
 else:
     errors = Deferred("cotenant.codec.errors")
@@ -79,6 +81,16 @@ class Mesh:
     def folders(self) -> FolderServiceAsyncStub:
         """The queue's API for uploaded folders."""
         return cast("FolderServiceAsyncStub", self._stub("queue", "FolderService"))
+
+    @property
+    def schedules(self) -> ScheduleServiceAsyncStub:
+        """The queue's API for schedules."""
+        return cast("ScheduleServiceAsyncStub", self._stub("queue", "ScheduleService"))
+
+    @property
+    def secrets(self) -> SecretServiceAsyncStub:
+        """The queue's API for secrets."""
+        return cast("SecretServiceAsyncStub", self._stub("queue", "SecretService"))
 
     @property
     def nodes(self) -> NodeServiceAsyncStub:

@@ -27,6 +27,7 @@ from cotenant.codec.specs import (
     KINDS,
     LOCALITIES,
     seconds,
+    secrets_from_wire,
     triggers_from_wire,
 )
 from cotenant.core.model.job import WHOLE_GPU_MILLI
@@ -98,6 +99,7 @@ def job_view(job: Job, now: float) -> View:
         "priority_class": class_of(spec.priority) or None,
         "submitter": job.submitter,
         "labels": dict(sorted(spec.labels.items())),
+        "secrets": list(map(str, secrets_from_wire(spec))),
         "notify": list(spec.notify),
         "notify_on": [str(one) for one in triggers_from_wire(spec.notify_on)],
         "python_environment": _python_environment(spec),

@@ -128,6 +128,7 @@ class JobFields(Requests, total=False):
     env_from: Literal["auto", "venv", "conda", "uv", "none"]
     after: Jobs
     after_ok: Jobs
+    secrets: str | Sequence[str]
     notify: str | Sequence[str]
     notify_on: str | Sequence[str]
 

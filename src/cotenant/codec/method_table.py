@@ -537,6 +537,113 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             route="ANY",
             retried=True,
         ),
+        "/cotenant.v1.ScheduleService/CreateSchedule": MethodRules(
+            {
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+            has_request_id=True,
+        ),
+        "/cotenant.v1.ScheduleService/GetSchedule": MethodRules(
+            {
+                "viewer": "TENANT",
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            retried=True,
+        ),
+        "/cotenant.v1.ScheduleService/ListSchedules": MethodRules(
+            {
+                "viewer": "TENANT",
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            retried=True,
+        ),
+        "/cotenant.v1.ScheduleService/PauseSchedule": MethodRules(
+            {
+                "user": "OWN_JOBS",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+        ),
+        "/cotenant.v1.ScheduleService/ResumeSchedule": MethodRules(
+            {
+                "user": "OWN_JOBS",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+        ),
+        "/cotenant.v1.ScheduleService/RunSchedule": MethodRules(
+            {
+                "user": "OWN_JOBS",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+            has_request_id=True,
+        ),
+        "/cotenant.v1.ScheduleService/DeleteSchedule": MethodRules(
+            {
+                "user": "OWN_JOBS",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+        ),
+        "/cotenant.v1.SecretService/SetSecret": MethodRules(
+            {
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+        ),
+        "/cotenant.v1.SecretService/ListSecrets": MethodRules(
+            {
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            retried=True,
+        ),
+        "/cotenant.v1.SecretService/DeleteSecret": MethodRules(
+            {
+                "user": "TENANT",
+                "tenant-admin": "TENANT",
+                "operator": "ANY",
+            },
+            route="LEADER",
+            audited=True,
+        ),
+        "/cotenant.v1.SecretService/ReadSecrets": MethodRules(
+            {
+                "agent": "OWN_NODE",
+            },
+            route="LEADER",
+            audited=True,
+            retried=True,
+        ),
         "/cotenant.v1.TenantService/CreateTenant": MethodRules(
             {
                 "operator": "ANY",

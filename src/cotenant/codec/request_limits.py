@@ -37,7 +37,16 @@ ITEMS: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(
             [
                 f"JobSpec.{name}"
-                for name in ("command", "environment", "labels", "roles", "dependencies", "notify", "notify_on")
+                for name in (
+                    "command",
+                    "environment",
+                    "labels",
+                    "roles",
+                    "dependencies",
+                    "notify",
+                    "notify_on",
+                    "secrets",
+                )
             ],
             UNLIMITED,
         ),
@@ -91,6 +100,7 @@ def spec_violations(spec: job_pb2.JobSpec) -> list[Violation]:
             ("command", len(spec.command), limits.COMMAND_WORDS_MAX),
             ("notify", len(spec.notify), TARGETS_MAX),
             ("notify_on", len(spec.notify_on), len(Trigger)),
+            ("secrets", len(spec.secrets), limits.SECRETS_MAX),
             ("array.ranges", len(spec.array.ranges), RANGES_MAX),
         )
         if count > most

@@ -46,6 +46,7 @@ from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase, Stop
 from cotenant.core.model.node import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
 from cotenant.core.model.notification import Trigger
 from cotenant.core.model.resources import amounts_of
+from cotenant.core.model.secrets import SecretUse
 from cotenant.internal.v1 import placement_service_pb2
 from cotenant.v1 import job_pb2, resources_pb2
 
@@ -157,6 +158,7 @@ def _spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
         python_environment=_python_environment(message),
         notify=tuple(message.notify),
         notify_on=triggers_from_wire(message.notify_on),
+        secrets=secrets_from_wire(message),
         dependencies=dependencies_module.dependencies_from_wire(message),
         array=dependencies_module.array_from_wire(message),
         array_task=dependencies_module.task_from_wire(message),
@@ -167,6 +169,11 @@ def _spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
 def triggers_from_wire(numbers: Iterable[int]) -> tuple[Trigger, ...]:
     """Decode triggers of notifications, each once; unknown ones are left out."""
     return tuple(dict.fromkeys(word for number in numbers if (word := TRIGGERS.get(number))))
+
+
+def secrets_from_wire(message: job_pb2.JobSpec) -> tuple[SecretUse, ...]:
+    """Decode the secrets that a job names."""
+    return tuple(SecretUse(use.name, use.variable, use.path) for use in message.secrets)
 
 
 def fields_from_wire(message: Message, prefix: str = "") -> dict[str, Any]:
@@ -232,6 +239,7 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
         labels=dict(spec.labels),
         notify=spec.notify,
         notify_on=map(TRIGGERS.to_wire, spec.notify_on),
+        secrets=[job_pb2.SecretUse(name=use.name, variable=use.variable, path=use.path) for use in spec.secrets],
         **fields_to_wire([(field, field.value_of(spec)) for field in job_fields.JOB]),
     )
     if folder := spec.submit_directory:

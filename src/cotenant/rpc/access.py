@@ -1,7 +1,8 @@
 """How a client finds the services and its token, and how `cotenant up` publishes where it serves.
 
-Connection settings come from four levels, in this order: flags, the environment, the configuration file
-(`~/.config/cotenant/config.toml`), the default state directory (`~/.local/state/cotenant`). The first level that
+Connection settings come from five levels, in this order: flags, the environment, what `cotenant login` keeps
+(`~/.config/cotenant/login.toml`), the configuration file (`config.toml` there), the default state directory
+(`~/.local/state/cotenant`). A login counts only if it decides: its token is for its own mesh. The first level that
 names an endpoint or a state directory decides; within one level an endpoint wins. The token is looked up in the same
 order. A state directory holds `endpoint.json` and `token`, and only its owner can enter it.
 """
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 TOKEN_FILE = "token"  # noqa: S105 a file's name
 ENDPOINT_FILE = "endpoint.json"
+LOGIN_FILE, LOGIN_CA_FILE = "login.toml", "login-ca.pem"
 TOKEN_BYTES = 32
 Tls = tuple[str, str, str]  # files of CA certificates, certificate and key; "" if not given
 NO_TLS: Tls = ("", "", "")
@@ -54,6 +56,7 @@ class _Level(NamedTuple):
     token: str = ""
     state_dir: Path | None = None
     tls: Tls = NO_TLS
+    is_login: bool = False
 
 
 def find(
@@ -91,10 +94,12 @@ def find_with_sources(
     levels = [
         flags,
         _environment(env),
+        _configuration(login_file(env))._replace(is_login=True),
         _configuration(config or default_config(env)),
         _Level("the default state directory", state_dir=default_state_dir(env)),
     ]
     deciding = next(level for level in levels if level.endpoint or level.state_dir)
+    levels = [level for level in levels if level is deciding or not level.is_login]
     endpoints = _endpoints(deciding)
     found, source = _token(levels, deciding, endpoints)
     if not found.isascii() or any(not letter.isprintable() for letter in found):
@@ -111,6 +116,43 @@ def default_state_dir(env: Mapping[str, str]) -> Path:
 def default_config(env: Mapping[str, str]) -> Path:
     """Return `$XDG_CONFIG_HOME/cotenant/config.toml`, or `~/.config/cotenant/config.toml`."""
     return Path(env.get("XDG_CONFIG_HOME") or _home() / ".config") / "cotenant" / "config.toml"
+
+
+def login_file(env: Mapping[str, str]) -> Path:
+    """Return the file in which `cotenant login` keeps the mesh and the token: beside the configuration file."""
+    return default_config(env).with_name(LOGIN_FILE)
+
+
+def save_login(env: Mapping[str, str], endpoint: str, token: str, authorities: str) -> Path:
+    """Keep a mesh, its token and its CA certificates in PEM, readable by the user only; return the file.
+
+    Raises:
+        AccessError: they cannot be kept.
+    """
+    path = login_file(env)
+    ensure_private(path.parent)
+    try:
+        ca = path.with_name(LOGIN_CA_FILE)
+        lines = [f"endpoint = {json.dumps(endpoint)}", f"token = {json.dumps(token)}"]
+        if authorities:
+            replace_file(ca, authorities)
+            lines += ["[tls]", f"ca = {json.dumps(str(ca), ensure_ascii=False)}"]
+        replace_file(path, "\n".join(lines) + "\n")
+    except OSError as error:
+        raise AccessError(f"cannot keep the login in {path}: {error.strerror}") from None
+    return path
+
+
+def remove_login(env: Mapping[str, str]) -> bool:
+    """Remove what `save_login` keeps; return whether there was anything. Raises `AccessError`."""
+    path = login_file(env)
+    try:
+        found = path.exists()
+        for one in (path, path.with_name(LOGIN_CA_FILE)):
+            one.unlink(missing_ok=True)
+    except OSError as error:
+        raise AccessError(f"cannot remove {path}: {error.strerror}") from None
+    return found
 
 
 def _home() -> Path:

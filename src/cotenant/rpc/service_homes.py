@@ -13,6 +13,8 @@ HOMES: Mapping[str, str] = MappingProxyType(
         "cotenant.v1.ArrayService": "queue",
         "cotenant.v1.TenantService": "queue",
         "cotenant.v1.FolderService": "queue",
+        "cotenant.v1.SecretService": "queue",
+        "cotenant.v1.ScheduleService": "queue",
         "cotenant.v1.NodeService": "placement",
         "cotenant.v1.PredictorService": "predictor",
         "cotenant.v1.ContentionService": "contention",

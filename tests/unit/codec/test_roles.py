@@ -46,7 +46,7 @@ BEARERS = {
 CALLERS = {name: Subject.parse(text).identity for name, text in BEARERS.items()}
 # Written by hand, as a check of the table: which roles each kind of method is for.
 READS = ("Get", "List", "Watch", "Explain", "Summarize", "Simulate", "ReadLogs", "Estimate", "PlanProfile")
-OF_AGENTS = {"Connect", "UploadOutput", "ServeSession", "StreamSamples", "ReadChunks"}
+OF_AGENTS = {"Connect", "UploadOutput", "ServeSession", "StreamSamples", "ReadChunks", "ReadSecrets"}
 OF_SERVICES = {
     "OpenAttemptSession",
     "PlanPlacement",

@@ -28,10 +28,12 @@ from cotenant.node_agent.control.throttles import Throttles
 from cotenant.node_agent.probes.hot_plug import HotPlug
 from cotenant.node_agent.probes.inventory import ProbeOptions
 from cotenant.node_agent.probes.pressure import parse_pressure
+from cotenant.node_agent.runtime import secret_files
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory, key_of
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Exit, Status, parse_status, report
 from cotenant.node_agent.runtime.output_reader import OutputReader, ranks_in
 from cotenant.node_agent.runtime.output_tail import TAIL_BYTES_MAX, tail_of
+from cotenant.node_agent.runtime.secret_files import open_secret_files
 from cotenant.node_agent.runtime.socket_paths import LOCATION_FILE, _directory_in_use
 from cotenant.node_agent.runtime.supervisor_start import SUPERVISOR
 from cotenant.node_agent.supervisor.kernel_files import number_in, parse_cpu_list
@@ -90,6 +92,7 @@ def targets() -> Iterator[Target]:
     yield Target("node name", file_target("node", _claimed, (b"node-1\n",)), (NodeMismatch,))
     yield Target("lease", file_target("lease", _lease, (b"12.500 12.500".ljust(48),)))
     yield Target("sockets.path", _sockets)
+    yield Target("secrets.path", _secrets)
     yield Target("machine claim", _claims, (MachineClaimConflict,))
     yield Target("output", _output)
     yield Target("kernel files", lambda directory: Prepared(_kernel, KERNEL))
@@ -153,6 +156,21 @@ def _sockets(directory: Path) -> Prepared:
             raise AssertionError(f"the sockets' directory would be {found}")
 
     return file_target(LOCATION_FILE, read, (str(made).encode(),))(deep)
+
+
+def _secrets(directory: Path) -> Prepared:
+    """The note with the directory of secrets; whatever it contains, they are only ever in directories of our own."""
+    made = directory / "cotenant-secrets-abcd_123"
+    made.mkdir(mode=0o700)
+
+    def read(path: Path) -> None:
+        found = open_secret_files(path.parent).root
+        if found != made:
+            found.rmdir()  # it is new
+        if not found.name.startswith("cotenant-secrets-") and found != path.with_name("secrets"):
+            raise AssertionError(f"secrets would be in {found}")
+
+    return file_target(secret_files.LOCATION_FILE, read, (str(made).encode(),))(directory)
 
 
 def _claims(directory: Path) -> Prepared:

@@ -42,6 +42,7 @@ HEAVY = "heavy calls"
 NAMES = ("unary calls", "streaming calls", HEAVY, "undecodable calls", "invalid HTTP/2")
 SERVED_BY = {
     **dict.fromkeys(("JobService", "ArrayService", "TenantService", "FolderService"), "queue"),
+    **dict.fromkeys(("SecretService", "ScheduleService"), "queue"),
     **dict.fromkeys(("NodeService", "AgentService", "PlacementService"), "placement"),
     **dict.fromkeys(("PredictorService", "ObservationService"), "predictor"),
     **dict.fromkeys(("ContentionService", "SampleService"), "contention"),

@@ -20,6 +20,7 @@ from cotenant.cli.jobs.job_file import load_jobs
 from cotenant.cli.jobs.submit import example_text
 from cotenant.cli.jobs.user_defaults import read_user_defaults
 from cotenant.cli.mesh.audit import _lines as audit_lines
+from cotenant.cli.mesh.login import _authorities
 from cotenant.cli.mesh.security_options import read_security_settings
 from cotenant.cli.mesh.settings import Settings, merged, read_settings, sharing_rules, with_profile
 from cotenant.cli.mesh.tenant_file import load_tenants
@@ -34,6 +35,7 @@ from cotenant.rpc.access import AccessError, find
 from cotenant.security.certificates import Authority, BadCertificate
 from cotenant.security.certificates import read as read_certificate
 from cotenant.security.grpc_tls import BadTls, TlsFiles, load
+from cotenant.security.secret_keys import BadKeys, SecretKeys
 from cotenant.security.tokens import BadTokens, TokenFile
 from cotenant.services.queue.jobs.failure_classifier import read_rules
 from cotenant.simulator.clusters.cluster import BadCluster
@@ -80,6 +82,8 @@ MEASUREMENTS = (
     b'batch\tseconds\n1\t0.01\n8\t"0.05"\n',
     b"gpus,nodes,rate,cores\n1,1,10,4\n8,2,70,4\n",
 )
+PEM = (b"-----BEGIN CERTIFICATE-----\nTUlJQg==\n-----END CERTIFICATE-----\n" * 2,)
+SECRET_KEYS = (b'{"keys": [{"id": "20300101-0a", "key": "' + b"QUFB" * 10 + b'QUE="}]}',)
 CONFIG = (b"endpoint = '127.0.0.1:1'\ntoken = 'a'\nstate_dir = '~/x'\n[tls]\nca = 'a'\ncert = 'b'\nkey = 'c'\n",)
 USER_DEFAULTS = (b"notify = ['mailto:a@b.org']\nnotify_on = ['failed']\nbell = false\nendpoint = '127.0.0.1:1'\n",)
 ENDPOINT = (b'{"queue": "a:1|b:2", "placement": "[::1]:2", "predictor": "a:3", "contention": "a:4"}',)
@@ -124,6 +128,12 @@ def targets() -> Iterator[Target]:
     yield Target("user defaults", file_target("cotenant/config.toml", _user_defaults, USER_DEFAULTS), wrong)
     yield Target("endpoint.json", file_target("endpoint.json", _state_dir, ENDPOINT), (AccessError,))
     yield Target("token", file_target("token", _state_dir, (b"abc-DEF_123\n",)), (AccessError,))
+    yield Target(
+        "secrets.key",
+        file_target("secrets.key", _secret_keys, SECRET_KEYS),
+        (BadKeys,),
+    )
+    yield Target("authorities of a login", file_target("ca.pem", lambda path: _authorities(str(path), ""), PEM), wrong)
     yield Target("tokens.json", file_target("tokens.json", lambda path: TokenFile(path).tokens(), TOKENS), (BadTokens,))
     yield Target("audit log", file_target("audit.jsonl", lambda path: list(audit_lines(path)), AUDIT), wrong)
     yield Target("certificates", _certificates, (BadTls, BadCertificate))
@@ -154,6 +164,11 @@ def _words(directory: Path) -> Prepared:
         parse_cluster(data.decode(errors="replace"))
 
     return Prepared(run, seeds)
+
+
+def _secret_keys(path: Path) -> None:
+    path.chmod(0o600)
+    SecretKeys(path).current()
 
 
 def _config(path: Path) -> None:

@@ -26,6 +26,7 @@ AWAITED = {  # what a job waits for that waits for neither resources nor another
     "ARRAY_LIMIT": "the limit of its array",
     "BACK_OFF": "its next try",
     "BEGIN_TIME": "its begin time",
+    "SECRETS": "a secret of its tenant",
     "SUSPENDED": "being resumed",
 }
 

@@ -74,6 +74,7 @@ from cotenant.core.model.job import (
 )
 from cotenant.core.model.job_fields import attributes
 from cotenant.core.model.notification import Trigger
+from cotenant.core.model.secrets import SecretUse, parse_use
 from cotenant.core.model.validation import ROLES_MAX, check_spec, default_kind, shown
 from cotenant.core.spelling import did_you_mean
 from cotenant.v1 import job_pb2
@@ -338,6 +339,7 @@ class _Reader:
             dependencies=self._dependencies(given),
             notify=tuple(self._texts(given, "notify")),
             notify_on=self._triggers(given),
+            secrets=self._secrets(given),
         )
         draft = Draft(spec, node.place, self._places, empty_workdir=empty, env_from=env_from)
         if isinstance(node, MapNode):
@@ -461,6 +463,19 @@ class _Reader:
                 except ValueError as error:
                     self._fail(field.key, self._places[field.key][0], field.key, str(error))
         return tuple(dict.fromkeys(found))
+
+    def _secrets(self, given: Mapping[str, tuple[ScalarNode, Node]]) -> tuple[SecretUse, ...]:
+        """Return the secrets that the job names."""
+        found: list[SecretUse] = []
+        for index, text in enumerate(self._texts(given, "secrets")):
+            place, label = self._places[f"secrets[{index}]"]
+            for part in ("name", "variable", "path"):
+                self._places[f"secrets[{len(found)}].{part}"] = place, label
+            try:
+                found.append(parse_use(text))
+            except ValueError as error:
+                self._fail(f"secrets[{index}]", place, label, str(error))
+        return tuple(found)
 
     def _dependencies(self, given: Mapping[str, tuple[ScalarNode, Node]]) -> tuple[Dependency, ...]:
         """Return dependencies: a list of ids or names, with conditions in `after`, or one comma-separated text."""

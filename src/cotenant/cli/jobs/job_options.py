@@ -47,7 +47,8 @@ TEXTS = in_order(
     HELP_ORDER,
 )
 PAIRS = tuple(OF_SEVERAL[key] for key in ("env", "labels"))
-ENV_FILE, NOTIFY = OF_SEVERAL["env_file"], OF_SEVERAL["notify"]
+ENV_FILE = OF_SEVERAL["env_file"]
+LISTS = (OF_SEVERAL["notify"], OF_SEVERAL["secrets"])
 SWITCHES = tuple(field for field in ALL_FIELDS if field.switch)
 NOT_PREEMPTIBLE = JobField("not_preemptible", FieldType.BOOLEAN, help="Never preempt the job.")
 
@@ -141,7 +142,7 @@ def _parameters() -> Iterable[inspect.Parameter]:
         return keyword(option, Annotated[kind, declared], default)
 
     yield from (parameter(option, str | None, None) for option in TEXTS)
-    yield from (parameter(option, list[str] | None, None) for option in (*PAIRS, ENV_FILE, NOTIFY))
+    yield from (parameter(option, list[str] | None, None) for option in (*PAIRS, ENV_FILE, *LISTS))
     yield from (parameter(option, bool, False) for option in (NOT_PREEMPTIBLE, *SWITCHES))
 
 
@@ -156,11 +157,11 @@ def document(context: typer.Context, given_options: Mapping[str, Any]) -> MapNod
         *_merge_nested(_entry(option.key, f"--{option.flag}", text) for option, text in texts if text is not None),
         *((ScalarNode(node.place, key), node) for key, node in pairs.items() if node.entries),
     ]
-    if targets := given_options[parameter_name(NOTIFY)]:
-        place = SourcePosition(f"--{NOTIFY.flag}")
-        entries.append(
-            (ScalarNode(place, NOTIFY.key), ListNode(place, tuple(ScalarNode(place, one) for one in targets)))
-        )
+    for option in LISTS:
+        if texts_given := given_options[parameter_name(option)]:
+            place = SourcePosition(f"--{option.flag}")
+            items = tuple(ScalarNode(place, one) for one in texts_given)
+            entries.append((ScalarNode(place, option.key), ListNode(place, items)))
     if given_options[parameter_name(NOT_PREEMPTIBLE)]:
         entries.append(_entry("preemptible", f"--{NOT_PREEMPTIBLE.flag}", "false"))
     entries += [

@@ -19,6 +19,7 @@ ALWAYS = "kind"  # its default depends on the roles
 LAST = (
     "labels",
     "env",
+    "secrets",
     "workdir",
     "notify",
     "notify_on",
@@ -88,6 +89,7 @@ def _document(spec: JobSpec) -> dict[str, Any]:
         {
             "labels": dict(spec.labels),
             "env": dict(spec.environment),
+            "secrets": list(map(str, spec.secrets)),
             "notify": list(spec.notify),
             "notify_on": list(map(str, spec.notify_on)),
             "array": str(spec.array) if spec.array else None,

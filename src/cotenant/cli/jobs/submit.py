@@ -66,6 +66,27 @@ def submit(
     no_notify: Annotated[
         bool, typer.Option("--no-notify", help="Notify nobody, whatever files and your configuration say.")
     ] = False,
+    every: Annotated[
+        str,
+        typer.Option(
+            "--every",
+            metavar="WHEN",
+            help="Submit the job again and again: '0 3 * * MON-FRI', @daily, or 6h; see `cotenant schedules`.",
+        ),
+    ] = "",
+    time_zone: Annotated[
+        str,
+        typer.Option("--time-zone", metavar="ZONE", help="Time zone of --every, such as Europe/Berlin; default: UTC."),
+    ] = "",
+    overlap: Annotated[
+        str,
+        typer.Option(
+            "--overlap",
+            metavar="skip|queue|replace",
+            help="While an earlier job of --every has not ended: skip the new one (default), queue it, or replace the "
+            "earlier one.",
+        ),
+    ] = "",
     as_json: options.AsJson = False,
 ) -> None:
     """Submit jobs from files, or one job from options, and print their ids.
@@ -95,6 +116,7 @@ def submit(
       cotenant submit --hold --gpus 1 -- python3 train.py; cotenant resume @last
       cotenant submit --deadline 3h --objective-check require -- ./train
       cotenant submit --gpus 1 --notify mailto:ada@example.org -- ./train
+      cotenant submit --every "0 3 * * *" --time-zone Europe/Berlin --name report --cpus 2 -- ./report
       cotenant submit --like ID --gpus 2 --time 4h
     """
     if example:
@@ -121,6 +143,13 @@ def submit(
         drafts = upload_folders(Flags.of(context), drafts, dry_run)
     drafts = without_targets(drafts) if no_notify else drafts
     bell = Bell(wanted=defaults.bell and not no_bell)
+    if every or time_zone or overlap:
+        from cotenant.cli.jobs.schedule_create import create_schedule  # few jobs recur
+
+        _check_waits_not(every, wait or following)
+        when = every, time_zone, overlap
+        create_schedule(Flags.of(context), drafts, when, request_id, dry_run, as_json, (resolve_ids, rejection))
+        return
     steps = order_steps(drafts)
     if following and (len(steps) > 1 or steps[0].draft.spec.array):
         raise usage_error(
@@ -143,6 +172,11 @@ def submit(
             _note_jobs_continue(accepted, dry_run, "no longer waiting: the mesh is unreachable")
         raise
     print_accepted(accepted, as_json, dry_run, waited=wait or following)
+
+
+def _check_waits_not(every: str, waits: bool) -> None:
+    if every and waits:
+        raise usage_error("--every cannot be combined with --wait and --follow")
 
 
 def upload_folders(flags: Flags, drafts: list[Draft], dry_run: bool) -> list[Draft]:

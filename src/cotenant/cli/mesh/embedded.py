@@ -28,6 +28,7 @@ from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.rpc.task_group import BackgroundTasks
+from cotenant.security.secret_keys import KEYS_FILE
 from cotenant.security.server_security import PLAIN
 from cotenant.services.contention.api import server as contention
 from cotenant.services.placement.api import server as placement
@@ -283,6 +284,7 @@ def _queue(config: MeshConfig) -> queue.QueueConfig:
         ended_kept_seconds=config.ended_days * 86_400,
         archive=config.archive,
         folders=config.folders or FolderRules(config.state_dir / "uploads"),
+        secret_keys=config.state_dir / KEYS_FILE,
         notifications=config.notifications,
     )
 

@@ -361,6 +361,7 @@ def _contention(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, A
 
 
 def _queue(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
+    from cotenant.security.secret_keys import KEYS_FILE
     from cotenant.services.queue.__main__ import serve as run
     from cotenant.services.queue.api.server import QueueConfig
 
@@ -382,6 +383,7 @@ def _queue(setup: ServiceSetup, common: dict[str, Any]) -> Coroutine[Any, Any, N
         history_seconds=setup.settings.history_seconds,
         archive=archive_path(setup.settings, setup.state_dir),
         folders=folder_rules(setup.settings, setup.state_dir),
+        secret_keys=setup.state_dir / KEYS_FILE,
     )
     return run(**common, config=config, advertised=setup.address)
 

@@ -36,7 +36,11 @@ if TYPE_CHECKING:  # the simulator is imported only to take a snapshot
 ESTIMATES_MAX = 1000
 ENDED_MAX = 1000  # jobs that ended, for policies that learn from them: the longest page
 STDOUT = Path("-")
-OMITTED = {Code.DEPENDENCY: "wait for other jobs", Code.BEGIN_TIME: "wait for their begin time"}
+OMITTED = {
+    Code.DEPENDENCY: "wait for other jobs",
+    Code.BEGIN_TIME: "wait for their begin time",
+    Code.SECRETS: "wait for secrets",
+}
 PHASES = (Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 GROUPS = {
     "cotenant.placement_policies": "placement",

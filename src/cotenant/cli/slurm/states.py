@@ -56,6 +56,7 @@ _REASONS: Mapping[str, str] = {  # by the code of a refusal
     "OUTRANKED": "Priority",
     "QUOTA": "AssocGrpLimit",
     "RESERVED": "Reservation",
+    "SECRETS": "Dependency",
     "SUSPENDED": "JobHeldUser",
 }
 _RESOURCES = "Resources"

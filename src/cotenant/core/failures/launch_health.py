@@ -24,7 +24,13 @@ from cotenant.core.model.refusal import plural
 REASON_LENGTH_MAX = 300
 RECENT_MAX = 64  # failures remembered per node
 OF_THE_JOB = frozenset(  # causes that do not implicate the node
-    {LaunchCause.WORKING_DIRECTORY, LaunchCause.UPLOAD, LaunchCause.ENVIRONMENT, LaunchCause.IMAGE}
+    {
+        LaunchCause.WORKING_DIRECTORY,
+        LaunchCause.UPLOAD,
+        LaunchCause.ENVIRONMENT,
+        LaunchCause.IMAGE,
+        LaunchCause.SECRET,
+    }
 )
 
 

@@ -12,6 +12,7 @@ from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
 from cotenant.core.model.notification import Trigger
 from cotenant.core.model.resources import WHOLE_GPU_MILLI as WHOLE_GPU_MILLI
 from cotenant.core.model.resources import Amounts, Resources, added, amounts_of
+from cotenant.core.model.secrets import SecretUse
 
 GRACE_SECONDS_DEFAULT = 30.0
 SUBMIT_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")  # of the submitter's shell
@@ -236,6 +237,7 @@ class JobSpec:
     upload: str = ""  # id of the uploaded folder in which it starts; of a draft, the path of a folder to upload
     python_environment: PythonEnvironment | None = None  # whose variables are in `environment` or `submit_directory`
     container: Container = NO_CONTAINER
+    secrets: tuple[SecretUse, ...] = ()  # of its tenant; names only
 
     @property
     def gpu_milli(self) -> int:

@@ -280,6 +280,8 @@ STRUCTURED: tuple[JobField, ...] = (
         help="Environment variable; K alone copies yours; repeatable.", other_names=("environment",)),
     JobField("env_file", T.TEXTS, "environment", metavar="FILE",
         help="File of KEY=VALUE lines (dotenv); --env wins over it; repeatable."),
+    JobField("secrets", T.TEXTS, metavar="NAME[=VAR|:PATH]", flag="secret",
+        help="Secret of the tenant: as the variable NAME or VAR, or the file PATH in $COTENANT_SECRETS; repeatable."),
     JobField("env_from", T.ENVIRONMENT, "python_environment", metavar="auto|venv|conda|uv|none",
         help="Python environment of this shell that the job gets; auto: the one that is found, where a node has this "
         "folder."),

@@ -181,6 +181,7 @@ class LaunchCause(StrEnum):
     UPLOAD = "upload"
     ENVIRONMENT = "environment"
     IMAGE = "image"
+    SECRET = "secret"  # noqa: S105 - the step, not a value
 
 
 class InvalidTransition(Exception):

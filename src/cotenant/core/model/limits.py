@@ -21,6 +21,7 @@ ENVIRONMENT_MAX = 1024
 PATH_LENGTH_MAX = 4096
 REGEX_LENGTH_MAX = 1024
 DEPENDENCIES_MAX = 100
+SECRETS_MAX = 32
 SPEC_BYTES_MAX = 256 * KIB
 ARRAY_BYTES_MAX = 64 * KIB * KIB  # over all jobs of an array
 
@@ -45,6 +46,7 @@ REQUEST_BYTES_MAX = 64 * KIB
 REQUEST_SPEC_BYTES_MAX = 320 * KIB
 REQUEST_SPECS_BYTES_MAX = 512 * KIB
 REQUEST_DIGESTS_BYTES_MAX = 384 * KIB  # of 10,000 digests
+REQUEST_SECRET_BYTES_MAX = 72 * KIB
 REQUEST_CHUNKS_BYTES_MAX = 3 * KIB * KIB + 64 * KIB
 
 
@@ -73,6 +75,7 @@ _LIMITS = (
     Limit("spec.progress.regex", REGEX_LENGTH_MAX, "characters", "In RE2's syntax."),
     Limit("spec.dependencies", DEPENDENCIES_MAX, "dependencies", "Jobs and arrays that a job waits for."),
     Limit("spec.array", ARRAY_BYTES_MAX, "bytes", "The spec times the number of jobs of the array."),
+    Limit("spec.secrets", SECRETS_MAX, "secrets", "That a job names."),
     Limit("filter.ids", FILTER_IDS_MAX, "ids", "Of a list or a watch."),
     Limit("filter.phases", FILTER_PHASES_MAX, "phases", "Of a list or a watch."),
     Limit("filter.labels", FILTER_LABELS_MAX, "labels", "Of a list or a watch."),
@@ -82,10 +85,16 @@ _LIMITS = (
     Limit("items", ITEMS_MAX, "items", "Of any repeated field of a request that is not named here."),
     Limit("violations", VIOLATIONS_MAX, "violations", "Named in one error; the others are counted."),
     Limit("request", REQUEST_BYTES_MAX, "bytes", "Of a call by people, but for those that carry jobs."),
-    Limit("request with a job", REQUEST_SPEC_BYTES_MAX, "bytes", "`CreateJob`, `CreateArray` and `UpdateJob`."),
+    Limit(
+        "request with a job",
+        REQUEST_SPEC_BYTES_MAX,
+        "bytes",
+        "`CreateJob`, `CreateArray`, `UpdateJob`, `CreateSchedule`.",
+    ),
     Limit("request with jobs", REQUEST_SPECS_BYTES_MAX, "bytes", "`SimulateJob`."),
     Limit("request with digests", REQUEST_DIGESTS_BYTES_MAX, "bytes", "`FindMissingChunks`."),
     Limit("request with chunks", REQUEST_CHUNKS_BYTES_MAX, "bytes", "`WriteChunks`."),
+    Limit("request with a secret", REQUEST_SECRET_BYTES_MAX, "bytes", "`SetSecret`; its value may have 64 KiB."),
     Limit("candidates of a plan", PLAN_CANDIDATES_MAX, "jobs", "Between services: `PlanPlacement`."),
     Limit("candidates of a forecast", FORECAST_CANDIDATES_MAX, "jobs", "Between services: `ForecastStarts`."),
     Limit("runs of a forecast", FORECAST_RUNS_MAX, "attempts", "Between services: `ForecastStarts`."),

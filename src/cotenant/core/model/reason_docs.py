@@ -131,6 +131,11 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
             "The time passes.",
             {"begin_seconds": "the begin time, in unix seconds"},
         ),
+        Code.SECRETS: Meaning(
+            "It names a secret (`--secret`) that was deleted after the job was submitted.",
+            "`cotenant secrets set NAME`, or cancel the job.",
+            {"missing_secrets": "the number of secrets that its tenant does not have"},
+        ),
         Code.NOT_YET_CONSIDERED: Meaning(
             "It has just arrived or was just requeued: the next cycle, within milliseconds, considers it.",
             "Wait; if this lasts, the queue or placement service is down.",

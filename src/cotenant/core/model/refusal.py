@@ -42,6 +42,7 @@ class Code(StrEnum):
     SUSPENDED = "SUSPENDED"
     BACK_OFF = "BACK_OFF"
     BEGIN_TIME = "BEGIN_TIME"
+    SECRETS = "SECRETS"
     NOT_YET_CONSIDERED = "NOT_YET_CONSIDERED"
     GIVEN_UP = "GIVEN_UP"
     DEPENDENCY = "DEPENDENCY"
@@ -65,6 +66,7 @@ WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
         Code.SUSPENDED: Wait.DEPENDENCY,
         Code.BACK_OFF: Wait.DEPENDENCY,
         Code.BEGIN_TIME: Wait.DEPENDENCY,
+        Code.SECRETS: Wait.DEPENDENCY,
         Code.NOT_YET_CONSIDERED: Wait.CAPACITY,
         Code.GIVEN_UP: Wait.CAPACITY,
         Code.DEPENDENCY: Wait.DEPENDENCY,
@@ -331,6 +333,20 @@ def begins_later(begin_seconds: float) -> Refusal:
     """
     at = datetime.fromtimestamp(begin_seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     return Refusal(Code.BEGIN_TIME, f"begins at {at}", "the time passes", {"begin_seconds": begin_seconds})
+
+
+def lacks_secrets(tenant: str, names: Sequence[str]) -> Refusal:
+    """Return the refusal of a job that names secrets which its tenant does not have.
+
+    >>> lacks_secrets("lab", ["HF_TOKEN"]).detail
+    'tenant lab has no secret HF_TOKEN'
+    """
+    return Refusal(
+        Code.SECRETS,
+        f"tenant {tenant} has no {'secret' if len(names) == 1 else 'secrets'} {_named(names)}",
+        f"`cotenant secrets set {names[0]} --tenant {tenant}` sets it",
+        {"missing_secrets": float(len(names))},
+    )
 
 
 AWAITED_NAMED_MAX = 5

@@ -36,6 +36,7 @@ from cotenant.core.model.limits import ROLES_MAX as ROLES_MAX
 from cotenant.core.model.node import alternatives
 from cotenant.core.model.notification import TARGETS_MAX, target_error
 from cotenant.core.model.resources import AMOUNT_MAX, AMOUNT_MIN, amounts_of
+from cotenant.core.model.secrets import use_errors
 
 CORES_MAX = 4096
 PARAMETER_SERVER = "ps"  # the usual name of their role
@@ -305,6 +306,7 @@ def _texts(spec: JobSpec) -> Found:
     if any("\0" in word for word in _words(spec)):
         yield "command", "a NUL byte cannot be passed to a program"
     yield from _environment(spec)
+    yield from use_errors(spec.secrets, dict(spec.environment), _OWN_VARIABLES)
     yield from _submit_directory(spec.submit_directory)
     yield from _python_environment(spec.python_environment)
 

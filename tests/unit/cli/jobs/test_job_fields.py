@@ -27,7 +27,7 @@ from cotenant.v1 import job_pb2
 NOW = 1_800_000_000.0
 BY_HAND = {  # of several values; on the wire and in the model
     "roles", "command", "environment", "labels", "dependencies", "array", "array_task", "submit_directory",
-    "notify", "notify_on", "python_environment",
+    "notify", "notify_on", "python_environment", "secrets",
 }  # fmt: skip
 NOT_SHOWN_ALONE = {"kind", "tenant", "queue", "locality"}  # in lines with other fields, or of a newer server
 LIMITED = [field for field in JOB if field.limit]

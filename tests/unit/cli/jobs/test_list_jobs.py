@@ -230,8 +230,8 @@ def test_explain_json_has_the_same(shell: Shell, jobs: list[str]) -> None:
 
 KEYS = {
     "job": (
-        "id name kind phase phase_reason tenant queue priority priority_class submitter labels notify notify_on "
-        "python_environment replicas gpus cores "
+        "id name kind phase phase_reason tenant queue priority priority_class submitter labels secrets "
+        "notify notify_on python_environment replicas gpus cores "
         "memory_bytes scratch_bytes nodes create_time start_time end_time wait_seconds run_seconds deadline "
         "objectives submitted_objectives dependencies array reason attempt past_attempts progress failures "
         "launch_failures avoided_nodes retries preemptions migrations attained_gpu_seconds attained_core_seconds "

@@ -65,7 +65,9 @@ def test_a_level_that_relaxes_in_a_known_time_is_told(
 @pytest.mark.parametrize("code", Code)
 def test_beyond_its_share_a_job_waits_for_its_share_unless_something_outside_holds_it(code: Code) -> None:
     own = wait_of(code, over_share=False)
-    outside = {Code.DEPENDENCY, Code.SUSPENDED, Code.BACK_OFF, Code.BEGIN_TIME, Code.ARRAY_LIMIT}
+    outside = {
+        Code.DEPENDENCY, Code.SUSPENDED, Code.BACK_OFF, Code.BEGIN_TIME, Code.ARRAY_LIMIT, Code.SECRETS,
+    }  # fmt: skip
     assert (own is Wait.DEPENDENCY) == (code in outside)
     assert (own is Wait.FRAGMENTATION) == (code in {Code.FRAGMENTED, Code.QOS})
     assert (own is Wait.FAIR_SHARE) == (code is Code.QUOTA)
