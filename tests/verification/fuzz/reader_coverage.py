@@ -105,6 +105,7 @@ EXCUSED = {
     "node_agent/containers/unpack.py:Layout.open": "opens what the targets of images read",
     "node_agent/containers/unpack.py:main": "asked only by the agent",
     "node_agent/runtime/launch.py:recorded_image": OF_OUR_CHILD,
+    "node_agent/supervisor/container.py:ContainerTask._become_program": "opens /dev/null",
     "node_agent/supervisor/container.py:ContainerLauncher._open_image": "opens a directory, reads nothing from it",
     "node_agent/supervisor/container.py:ContainerLauncher.launch": OF_OUR_CHILD,
     "node_agent/supervisor/container.py:ContainerNamespaces.__init__": KERNEL,

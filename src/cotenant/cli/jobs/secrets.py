@@ -69,7 +69,7 @@ def secrets(context: typer.Context, as_json: options.AsJson = False) -> None:
     Examples:
       cotenant secrets set HF_TOKEN
       cotenant secrets set SSH_KEY --from-file ~/.ssh/id_ed25519
-      cotenant submit --gpus 1 --secret HF_TOKEN --secret SSH_KEY:ssh/id -- ./train
+      cotenant submit --secret HF_TOKEN --secret SSH_KEY:ssh/id -- ./train
       cotenant secrets delete HF_TOKEN
     """
     if context.invoked_subcommand is None:

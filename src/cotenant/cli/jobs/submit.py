@@ -116,7 +116,7 @@ def submit(
       cotenant submit --hold --gpus 1 -- python3 train.py; cotenant resume @last
       cotenant submit --deadline 3h --objective-check require -- ./train
       cotenant submit --gpus 1 --notify mailto:ada@example.org -- ./train
-      cotenant submit --every "0 3 * * *" --time-zone Europe/Berlin --name report --cpus 2 -- ./report
+      cotenant submit --every "0 3 * * *" --name report --cpus 2 -- ./report
       cotenant submit --like ID --gpus 2 --time 4h
     """
     if example:
