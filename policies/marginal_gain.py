@@ -70,7 +70,7 @@ class MarginalGain:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
-        self.interval_seconds = self.options.interval_seconds
+        self.resize_interval_seconds = self.options.interval_seconds
         self._cores = Requested()
 
     def size(self, spec: JobSpec, estimate: Estimate, shapes: Sequence[NodeShape]) -> Sizing:
@@ -127,7 +127,7 @@ class MarginalGain:
 
     def _pinned(self, job: ElasticJob) -> bool:
         """Return whether a running job changed too recently to change again, unless jobs wait."""
-        return 0 < job.settled_seconds < self.interval_seconds and job.replicas > 0
+        return 0 < job.settled_seconds < self.resize_interval_seconds and job.replicas > 0
 
     def _remaining(self, job: ElasticJob) -> float:
         """Return a job's remaining work, or what is expected of it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,6 +29,7 @@ from cotenant.rpc.channel import connect
 from cotenant.security import identity
 from cotenant.security.identity import Identity
 from cotenant.security.permissions import ROLES, Role
+from cotenant.security.secret_keys import KEYS_FILE
 from cotenant.services.predictor.api import server as predictor
 from cotenant.store.port import Committed, Delete, Operation, Put
 from cotenant.v1 import array_service_pb2 as array_pb
@@ -40,6 +42,8 @@ from cotenant.v1 import (
     policy_service_pb2_grpc,
     predictor_service_pb2_grpc,
     resources_pb2,
+    schedule_service_pb2_grpc,
+    secret_service_pb2_grpc,
     tenant_service_pb2_grpc,
 )
 from cotenant.v1 import folder_service_pb2 as folder_pb
@@ -47,11 +51,14 @@ from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb
 from cotenant.v1 import policy_service_pb2 as policy_pb
 from cotenant.v1 import predictor_service_pb2 as predictor_pb
+from cotenant.v1 import schedule_service_pb2 as schedule_pb
+from cotenant.v1 import secret_service_pb2 as secret_pb
 from cotenant.v1 import tenant_service_pb2 as tenant_pb
 from cotenant.v1.session_pb2 import ExecSession, SessionStart
 
 ASKED_MAX = 3
 SECRET, UNKNOWN_ID = "unreleased-model", "0zzzzzzzzzzz"
+HIS_TOKEN, UNKNOWN_TOKEN = "HIS_TOKEN", "NOT_TOKEN"
 CALLERS = {
     "ann": Identity("ann", frozenset({Role.USER}), frozenset({"a"})),
     "head": Identity("head", frozenset({Role.TENANT_ADMIN}), frozenset({"a"})),
@@ -78,15 +85,17 @@ class World:
     his: str
     waits: str
     array: str
+    schedule: str
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        return self.his, self.waits, self.array, SECRET, "bob", "blue-team"
+        return self.his, self.waits, self.array, self.schedule, SECRET, HIS_TOKEN, "bob", "blue-team"
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    alone = replace(BACKFILL, rules=RULES)  # without fair shares, jobs of other tenants may be ahead
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    # Without fair shares, jobs of other tenants may be ahead.
+    alone = replace(BACKFILL, rules=RULES, secret_keys=tmp_path / KEYS_FILE)
     async with running(authenticator=ByName(), predictor_config=CHAIN, queue_config=alone) as mesh:
         for name in CALLERS:
             for service in ("queue", "placement", "predictor"):
@@ -98,13 +107,25 @@ async def world() -> AsyncIterator[World]:
         array = await made(mesh, "bob", "blue-team", array=job_pb2.ArraySpec(ranges=ranges))
         waits = await made(mesh, "bob", "blue-team")
         hers = await made(mesh, "ann", "a", name="hers")
+        schedule = await with_secret_and_schedule(mesh)
         problem = resources_pb2.HealthProblem(
             check="stray", action=resources_pb2.HEALTH_ACTION_IGNORE, reason=f"pid 7 (python in {his}/1, not given it)"
         )
         agent.inventory.problems.append(problem)
         agent.change_inventory()
         await eventually(lambda: names_his_jobs(mesh, hers))
-        yield World(mesh, hers, his, waits, array)
+        yield World(mesh, hers, his, waits, array, schedule)
+
+
+async def with_secret_and_schedule(mesh: Mesh) -> str:
+    """Set a secret of his, and create a schedule; return its id."""
+    channel = mesh.channels["bob/queue"]
+    secrets: Any = secret_service_pb2_grpc.SecretServiceStub(channel)
+    await secrets.SetSecret(secret_pb.SetSecretRequest(tenant="blue-team", name=HIS_TOKEN, value=b"x"))
+    schedules: Any = schedule_service_pb2_grpc.ScheduleServiceStub(channel)
+    schedule = schedule_pb.Schedule(spec=spec(name=SECRET, tenant="blue-team"), every="366d")
+    answer = await schedules.CreateSchedule(schedule_pb.CreateScheduleRequest(schedule=schedule))
+    return str(answer.schedule.id)
 
 
 async def created(mesh: Mesh, by: str, tenant: str, request_id: str = "", **fields: Any) -> job_pb2.Job:
@@ -146,6 +167,8 @@ def once(make: Callable[[str], Message]) -> Probe:
 def _creating(world: World, job_id: str) -> Iterator[Message]:
     yield pb.CreateJobRequest(spec=spec(tenant="a", dependencies=[job_pb2.Dependency(id=job_id)]))
     yield pb.CreateJobRequest(spec=spec(tenant="blue-team" if job_id == world.his else "no-tenant"))
+    uses = [job_pb2.SecretUse(name=_token(world, job_id), variable="TOKEN")]
+    yield pb.CreateJobRequest(spec=spec(tenant="a", secrets=uses))
 
 
 def _estimating(world: World, job_id: str) -> Iterator[Message]:
@@ -214,6 +237,40 @@ def _tenant(world: World, job_id: str) -> str:
     return "blue-team" if job_id == world.his else "no-tenant"
 
 
+def _token(world: World, job_id: str) -> str:
+    return HIS_TOKEN if job_id == world.his else UNKNOWN_TOKEN
+
+
+def of_schedules(make: Callable[..., Message]) -> Probe:
+    """Return a probe about a schedule, and a job."""
+
+    def probe(world: World, job_id: str) -> Iterator[Message]:
+        return (make(id=one) for one in (world.schedule if job_id == world.his else UNKNOWN_ID, job_id))
+
+    return probe
+
+
+def _scheduling(world: World, job_id: str) -> Iterator[Message]:
+    uses = [job_pb2.SecretUse(name=_token(world, job_id), variable="TOKEN")]
+    for wanted in (spec(tenant=_tenant(world, job_id)), spec(tenant="a", secrets=uses)):
+        schedule = schedule_pb.Schedule(spec=wanted, every="1h")
+        yield schedule_pb.CreateScheduleRequest(schedule=schedule, validate_only=True)
+
+
+def _setting_secrets(world: World, job_id: str) -> Iterator[Message]:
+    yield secret_pb.SetSecretRequest(tenant=_tenant(world, job_id), name=_token(world, job_id), value=b"y")
+
+
+def _listing_secrets(world: World, job_id: str) -> Iterator[Message]:
+    yield secret_pb.ListSecretsRequest()
+    yield secret_pb.ListSecretsRequest(tenant=_tenant(world, job_id))
+
+
+def _deleting_secrets(world: World, job_id: str) -> Iterator[Message]:
+    for tenant in ("", "a", _tenant(world, job_id)):
+        yield secret_pb.DeleteSecretRequest(tenant=tenant, name=_token(world, job_id))
+
+
 PROBES: dict[str, Probe] = {
     "JobService/CreateJob": _creating,
     "JobService/GetJob": of_arrays(pb.GetJobRequest),
@@ -258,6 +315,16 @@ PROBES: dict[str, Probe] = {
     "ArrayService/CancelArray": of_arrays(array_pb.CancelArrayRequest),
     "ArrayService/SuspendArray": of_arrays(array_pb.SuspendArrayRequest),
     "ArrayService/ResumeArray": of_arrays(array_pb.ResumeArrayRequest),
+    "ScheduleService/CreateSchedule": _scheduling,
+    "ScheduleService/GetSchedule": of_schedules(schedule_pb.GetScheduleRequest),
+    "ScheduleService/ListSchedules": lambda world, job_id: iter([schedule_pb.ListSchedulesRequest()]),
+    "ScheduleService/PauseSchedule": of_schedules(schedule_pb.PauseScheduleRequest),
+    "ScheduleService/ResumeSchedule": of_schedules(schedule_pb.ResumeScheduleRequest),
+    "ScheduleService/RunSchedule": of_schedules(schedule_pb.RunScheduleRequest),
+    "ScheduleService/DeleteSchedule": of_schedules(schedule_pb.DeleteScheduleRequest),
+    "SecretService/SetSecret": _setting_secrets,
+    "SecretService/ListSecrets": _listing_secrets,
+    "SecretService/DeleteSecret": _deleting_secrets,
     "TenantService/GetTenant": lambda world, job_id: iter([tenant_pb.GetTenantRequest(id=_tenant(world, job_id))]),
     "TenantService/ListTenants": lambda world, job_id: iter([tenant_pb.ListTenantsRequest()]),
     "TenantService/ListTenantUsage": lambda world, job_id: iter([tenant_pb.ListTenantUsageRequest(users=True)]),
@@ -270,6 +337,8 @@ PROBES: dict[str, Probe] = {
 ABOUT_PROCESSES = {"ProcessService/GetProcess", "ProcessService/GetCaller"}  # of a process or the caller itself
 STUBS: dict[str, tuple[str, Any]] = {
     "JobService": ("queue", job_service_pb2_grpc.JobServiceStub),
+    "ScheduleService": ("queue", schedule_service_pb2_grpc.ScheduleServiceStub),
+    "SecretService": ("queue", secret_service_pb2_grpc.SecretServiceStub),
     "ArrayService": ("queue", array_service_pb2_grpc.ArrayServiceStub),
     "FolderService": ("queue", folder_service_pb2_grpc.FolderServiceStub),
     "TenantService": ("queue", tenant_service_pb2_grpc.TenantServiceStub),
@@ -350,7 +419,9 @@ async def observe_losses(world: World) -> None:
 
 def _same(answer: str, of_unknown: str, world: World) -> bool:
     """Return whether two answers differ only in the requested id, and in times."""
-    named = answer.replace(world.his, UNKNOWN_ID).replace(world.array, UNKNOWN_ID).replace("blue-team", "no-tenant")
+    named = answer.replace("blue-team", "no-tenant").replace(HIS_TOKEN, UNKNOWN_TOKEN)
+    for known in (world.his, world.array, world.schedule):
+        named = named.replace(known, UNKNOWN_ID)
     return _timeless(named) == _timeless(of_unknown)
 
 

@@ -207,7 +207,7 @@ class ReplicaResizing:
     def _valid_seconds(self, jobs: Iterable[ElasticJob]) -> float:
         """Return when the first running job may change again, or else when all may."""
         assert self.allocator
-        interval = self.allocator.interval_seconds
+        interval = self.allocator.resize_interval_seconds
         left = [interval - job.settled_seconds for job in jobs if job.replicas and job.settled_seconds < interval]
         return max(LOOK_SECONDS_MIN, min(left, default=interval))
 

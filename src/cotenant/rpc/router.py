@@ -58,7 +58,7 @@ class Router:
         """Return the public gRPC services that callers reach through this process.
 
         >>> Router(Endpoints(queue="a:1"), ["cotenant.v1.NodeService"]).routed_services()
-        ['cotenant.v1.JobService', 'cotenant.v1.ArrayService', 'cotenant.v1.TenantService', 'cotenant.v1.FolderService']
+        ['cotenant.v1.JobService', 'cotenant.v1.ArrayService', 'cotenant.v1.TenantService', ...
         """
         return [
             service

@@ -63,6 +63,7 @@ class Simulation:
             policies,
             arm,
             jobs=len(trace),
+            elastic=any(role.elastic for job in trace.jobs for role in job.roles),
             seed=seed,
             world=self.world,
             rules=rules,

@@ -68,7 +68,7 @@ class ReplicaResizing:
 
     def schedule(self, sim_jobs: Iterable[SimulatedJob], now: float) -> None:
         """Set when the first running job may change again."""
-        free_at = (one.running_since + self._allocator.interval_seconds for one in sim_jobs if one.running)
+        free_at = (one.running_since + self._allocator.resize_interval_seconds for one in sim_jobs if one.running)
         self._due = min((at for at in free_at if at > now), default=math.inf)
 
     def _shown(self, sim_job: SimulatedJob, now: float) -> ElasticJob:

@@ -37,8 +37,8 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "sizing": "only if the allocator resizes running jobs: `resizes`, the number of changes; mean "
         "cores, over the makespan, that jobs had given back of their GPUs' share (`slimmed_cores`) and that were lent "
         "to them in addition to their own (`lent_cores`)",
-        "elasticity": "only if the allocator resizes elastic jobs: `resizes`, the number of changes, and the GPU time "
-        "that their restarts took (`lost_gpu_seconds`)",
+        "elasticity": "only if there are elastic jobs and the allocator resizes them: `resizes`, the number of "
+        "changes, and the GPU time that their restarts took (`lost_gpu_seconds`)",
         "cpu_jobs_avg_queue_seconds": "avg_queue_seconds of jobs without GPUs; null if there are none",
         "tenants": "by tenant: its jobs; the mean JCT and time spent waiting of finished jobs; the GPU time that it "
         "held, and its share of the GPU time of all tenants",

@@ -74,6 +74,7 @@ class Scheduler:
         arm: Arm,
         *,
         jobs: int,
+        elastic: bool,
         seed: int,
         world: World,
         rules: Rules = RULES,
@@ -98,7 +99,7 @@ class Scheduler:
         self._arm, self._event_log, self._world = arm, event_log, world
         self._choice: CycleChoice | None = None  # of the present cycle, if there is an event log
         self.rng = np.random.default_rng(seed)
-        counts = isinstance(policies.allocator, ResizesReplicas) and policies.allocator
+        counts = elastic and isinstance(policies.allocator, ResizesReplicas) and policies.allocator
         self.replica_resizing = ReplicaResizing(counts, arm, world.settings.resize_cost_seconds) if counts else None
         self._ledger = cluster.ledger()
         self._table = JobTable()

@@ -94,7 +94,7 @@ EXPECTED: dict[ModuleType, dict[str, object]] = {
         "HoldRules.quick_tenants": 2,
         "Outcomes.window_seconds": 300.0,
     },
-    node: {"Gpu.numa_node": -1, "NodeShape.count": 1},
+    node: {"Gpu.numa_node": -1, "NodeShape.count": 1, "NodeShape.containers": True},
     protocols: {"Order.valid_seconds": math.inf, "AttemptWindow.tasks": 1, "AttemptWindow.steady": True},
     refusal: {"Refusal.holds_seconds": math.inf, "Refusal.held_seconds": math.inf},
     retry: {

@@ -27,7 +27,11 @@ from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
 
 def test_only_repeatable_methods_are_retried() -> None:
     of_folders = ("FindMissingChunks", "WriteChunks", "CommitFolder")  # known by their content
-    harmless = ("StopAttempts", "ForgetAttempts", "AdviseAttempts", *of_folders)  # repeating them changes nothing
+    harmless = (
+        *("StopAttempts", "ForgetAttempts", "AdviseAttempts", "ResizeReplicas"),  # repeating them changes nothing
+        *("PauseSchedule", "ResumeSchedule", "SetSecret", "ReadSecrets"),
+        *of_folders,
+    )
     reads = ("Get", "List", "Summarize", "Explain", "Simulate", "Forecast", "Estimate", "PlanProfile")
     for path, method in METHOD_RULES.items():
         is_read = path.rpartition("/")[2].startswith(reads)

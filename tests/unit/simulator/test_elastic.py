@@ -46,13 +46,19 @@ def finishes(result: Result) -> dict[str, float | None]:
     return {one.id: one.finished_seconds for one in result.outcomes}
 
 
-def test_a_job_alone_has_all_gpus_and_is_as_much_faster() -> None:
-    result = run(elastic("a", 0, 1000))
+@pytest.mark.parametrize("allocator", ["marginal-gain", "coda-adaptive"])
+def test_a_job_alone_has_all_gpus_and_is_as_much_faster(allocator: str) -> None:
+    result = run(elastic("a", 0, 1000), allocator=allocator)
     assert finishes(result) == {"a": pytest.approx(1000 * speed(4) / speed(16))}
     [outcome] = result.outcomes
     assert outcome.gpu_milli == 4000
     assert outcome.gpu_seconds == pytest.approx(16 * (outcome.finished_seconds or 0))
     assert result.elasticity == {"resizes": 0, "lost_gpu_seconds": 0.0}
+
+
+def test_without_elastic_jobs_nothing_is_resized_and_no_resizes_are_told() -> None:
+    result = run(TraceJob("a", 0, 1000, tuple(workers(4))))
+    assert (finishes(result), result.elasticity) == ({"a": 1000.0}, None)
 
 
 def test_an_allocator_that_resizes_nothing_keeps_the_requested_number() -> None:

@@ -142,7 +142,7 @@ class Restless(Proportional):
     """Sizes jobs as `proportional` does, and resizes running ones at random, their cores and a few times replicas."""
 
     name = "restless"
-    interval_seconds = 1.0
+    interval_seconds = resize_interval_seconds = 1.0
     warm_up_seconds = measure_seconds = 0.0
 
     def __init__(self, rng: Random) -> None:

@@ -51,12 +51,12 @@ class ElasticJob:
 class ResizesReplicas(Protocol):
     """An allocator that decides how many replicas elastic jobs have.
 
-    A job that was started or resized less than `interval_seconds` ago keeps its number, unless waiting jobs need
+    A job that was started or resized less than `resize_interval_seconds` ago keeps its number, unless waiting jobs need
     what it gives up.
     """
 
     @property
-    def interval_seconds(self) -> float:
+    def resize_interval_seconds(self) -> float:
         """The minimum time between two changes of one job."""
 
     def targets(self, jobs: Sequence[ElasticJob], room: Resources, now: float) -> Mapping[str, int]:

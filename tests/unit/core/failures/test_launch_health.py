@@ -30,7 +30,13 @@ from cotenant.core.failures.launch_health import (
 from cotenant.core.model.lifecycle import LaunchCause
 
 RULES, UNKNOWN = HoldRules(), NodeLaunches()
-OF_JOBS = (LaunchCause.WORKING_DIRECTORY, LaunchCause.UPLOAD, LaunchCause.ENVIRONMENT)
+OF_JOBS = (
+    LaunchCause.WORKING_DIRECTORY,
+    LaunchCause.UPLOAD,
+    LaunchCause.ENVIRONMENT,
+    LaunchCause.IMAGE,
+    LaunchCause.SECRET,
+)
 CAUSES = [cause for cause in LaunchCause if cause not in OF_JOBS]
 TIMES = st.floats(0.0, 1e6)
 
