@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cotenant.core.model.estimate import Estimate
@@ -10,14 +10,11 @@ from cotenant.core.model.job import WHOLE_GPU_MILLI, JobSpec, Role
 from cotenant.core.model.model_name import model_of
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import plural
-from cotenant.core.model.resources import Resources
 from cotenant.core.model.validation import Violation
 from cotenant.core.policy.protocols import Sizing
 from cotenant.core.sizing.core_search import SearchOptions, next_trial
 from cotenant.core.sizing.core_shares import shares_of
-from cotenant.core.sizing.elastic import ElasticJob
 from cotenant.core.sizing.resize import ResizableJob, leading_role, resizable
-from cotenant.policies.marginal_gain import MarginalGain
 
 
 class CodaAdaptive:
@@ -29,7 +26,7 @@ class CodaAdaptive:
     a measurement. More cores are tried as long as they gain 2 %, else fewer as long as the loss is smaller than that;
     steps double, and the last gap is bisected. A job starts with at most its GPUs' share, so that no GPU is left
     without cores; further useful cores are lent to it while they are spare. Jobs whose user requested a number of cores
-    keep that number. Elastic jobs get replicas by marginal gain.
+    keep that number.
 
     >>> from cotenant.core.prediction.core_curve import Point
     >>> from cotenant.core.model.estimate import UNKNOWN
@@ -88,8 +85,6 @@ class CodaAdaptive:
         self.measure_seconds = self.options.measure_seconds
         self.interval_seconds = self.warm_up_seconds + self.measure_seconds
         self._start = {name: getattr(self.options, name) for name in ("vision", "speech", "language")}
-        self._replicas = MarginalGain()
-        self.resize_interval_seconds = self._replicas.resize_interval_seconds
 
     def size(self, spec: JobSpec, estimate: Estimate, shapes: Sequence[NodeShape]) -> Sizing:
         """Return the initial cores: what similar jobs were found to need, within the GPUs' share."""
@@ -130,10 +125,6 @@ class CodaAdaptive:
         if not trial.found and running.settled_seconds < self.interval_seconds:
             return None  # the present cores are being measured
         return running.wish(trial.cores, trial.reason)
-
-    def targets(self, jobs: Sequence[ElasticJob], room: Resources, now: float) -> Mapping[str, int]:
-        """Return the number of replicas of each elastic job, by marginal gain; CODA itself sizes no gangs."""
-        return self._replicas.targets(jobs, room, now)
 
     def weight(self, running: ResizableJob) -> float:
         """Return 1: all gains are equal."""

@@ -46,9 +46,8 @@ def finishes(result: Result) -> dict[str, float | None]:
     return {one.id: one.finished_seconds for one in result.outcomes}
 
 
-@pytest.mark.parametrize("allocator", ["marginal-gain", "coda-adaptive"])
-def test_a_job_alone_has_all_gpus_and_is_as_much_faster(allocator: str) -> None:
-    result = run(elastic("a", 0, 1000), allocator=allocator)
+def test_a_job_alone_has_all_gpus_and_is_as_much_faster() -> None:
+    result = run(elastic("a", 0, 1000))
     assert finishes(result) == {"a": pytest.approx(1000 * speed(4) / speed(16))}
     [outcome] = result.outcomes
     assert outcome.gpu_milli == 4000
