@@ -80,14 +80,14 @@ class ReplicaResizing:
         ran = now - sim_job.running_since if sim_job.running else 0.0
         total_seconds, _ = self._arm.expected(sim_job.sequence)
         rate = sim_job.rate if sim_job.running else sim_job.speed
-        left = max(0.0, total_seconds - sim_job.attained_seconds - ran)
+        left = total_seconds - sim_job.attained_seconds - ran
         return ElasticJob(
             sim_job.job.id,
             type(role.elastic)(least, most),
             sim_job.job_class.parts[number].replicas if sim_job.running else 0,
             Resources.of(sim_job.job_class.parts[number].demand),
             rates,
-            None if math.isnan(left) else left * rate,
+            None if math.isnan(left) else max(0.0, left) * rate,
             (sim_job.attained_seconds + ran) * rate,
             self.restart_seconds if ran else 0.0,
             ran,

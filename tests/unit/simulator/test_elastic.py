@@ -55,6 +55,13 @@ def test_a_job_alone_has_all_gpus_and_is_as_much_faster() -> None:
     assert result.elasticity == {"resizes": 0, "lost_gpu_seconds": 0.0}
 
 
+def test_a_job_of_unknown_length_grows_into_what_another_leaves() -> None:
+    result = run(elastic("a", 0, 40_000), elastic("b", 0, 1000), queue="fifo", predictor="none")
+    assert result.elasticity is not None
+    assert result.elasticity["resizes"] >= 1
+    assert (finishes(result)["a"] or 0) < 40_000 * speed(4) / speed(12)
+
+
 def test_without_elastic_jobs_nothing_is_resized_and_no_resizes_are_told() -> None:
     result = run(TraceJob("a", 0, 1000, tuple(workers(4))))
     assert (finishes(result), result.elasticity) == ({"a": 1000.0}, None)
