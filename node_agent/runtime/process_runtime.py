@@ -533,3 +533,5 @@ class ProcessRuntime:
                 attempt.pidfd = -1
         await self._background.close()
         await asyncio.to_thread(self._surroundings.starter.close)
+        if not self._attempts:  # attempts that live on hide the directory from each other
+            self._surroundings.secrets.close()

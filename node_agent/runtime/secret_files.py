@@ -29,6 +29,7 @@ VARIABLE = "COTENANT_SECRETS"
 PREFIX = "cotenant-secrets-"
 TEMPORARY_NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")  # names from `tempfile.mkdtemp` with our prefix
 LOCATION_FILE = "secrets.path"  # in the state directory: names the directory in memory
+KERNELS = ("/sys/", "/proc/")
 ON_DISK = "secrets"  # in the state directory of a node that has no such place
 
 
@@ -93,6 +94,11 @@ class SecretFiles:
             except OSError as error:
                 log.error("secret_removal_failed", attempt=attempt, error=str(error))
 
+    def close(self) -> None:
+        """Remove the directory if it is empty: a node that never starts again leaves nothing in memory."""
+        with contextlib.suppress(OSError):
+            self.root.rmdir()
+
 
 def open_secret_files(state_dir: Path) -> SecretFiles:
     """Return where a node's secrets are kept, which exists: in memory, or else on disk. Raises `OSError`.
@@ -116,13 +122,17 @@ def open_secret_files(state_dir: Path) -> SecretFiles:
 
 
 def memory_mounts() -> list[str]:
-    """Return the tmpfs mounts in which this user may create directories, those that only it may write first."""
+    """Return the tmpfs mounts in which this user may create directories, those that only it may write first.
+
+    What is below `/sys` (where control groups of version 1 are mounted) is the kernel's, although root may write there.
+    """
     try:
         with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
             found = [words[1] for line in file if len(words := line.split(" ")) > 2 and words[2] == "tmpfs"]
     except OSError:
         return []
-    usable = [path for path in dict.fromkeys(found) if os.access(path, os.W_OK | os.X_OK)]
+    ours = (path for path in dict.fromkeys(found) if not path.startswith(KERNELS))
+    usable = [path for path in ours if os.access(path, os.W_OK | os.X_OK)]
     return sorted(usable, key=lambda path: bool(os.stat(path).st_mode & stat.S_IWOTH))
 
 

@@ -74,5 +74,20 @@ def test_secrets_stay_in_their_place_in_memory_whatever_the_record_says(
     assert open_secret_files(tmp_path).root == tmp_path / "secrets"
 
 
+def test_a_node_that_ends_leaves_nothing_but_secrets_that_are_in_use(tmp_path: Path) -> None:
+    files = SecretFiles(tmp_path / "secrets")
+    files.write("job-1", SPEC, VALUES, None)
+    files.close()
+    assert os.listdir(tmp_path / "secrets") == ["job-1"]
+    files.remove("job-1")
+    files.close()
+    assert os.listdir(tmp_path) == []
+
+
 def test_places_in_memory_are_found() -> None:
     assert all(os.path.ismount(path) for path in secret_files.memory_mounts())
+
+
+def test_secrets_are_never_among_control_groups() -> None:
+    """Where version 1 is mounted, `/sys/fs/cgroup` is a tmpfs that root may write."""
+    assert not [path for path in secret_files.memory_mounts() if path.startswith(("/sys/", "/proc/"))]
