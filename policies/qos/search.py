@@ -334,7 +334,7 @@ def fewest_nodes(gang: Gang, ledger: Ledger) -> int:
     counts = open_nodes_by_kind(ledger)
     with_gpus = [part for part in gang.parts if part.demand.gpu_milli]
     each = [_fewest_for(part, ledger.room_by_kind(part.demand), counts, len(ledger)) for part in with_gpus]
-    return max(each, default=1) if not gang.constraints else max(*each, nodes_min(constraints_of(gang)))
+    return max([*each, nodes_min(constraints_of(gang)) if gang.constraints else 1])
 
 
 def _fewest_for(part: Part, rooms: Sequence[int], counts: Sequence[int], most: int) -> int:

@@ -53,7 +53,7 @@ def explained(case: Case) -> None:
         auditor.look(simulation)
         if simulation.steps >= at and (waiting := sorted(auditor.history.waiting_since)):
             job_id = chance.choice(waiting)
-            told = auditor.history.reasons[job_id]
+            told = auditor.history.reasons.get(job_id, "the next cycle, since it was moved just now")
             alone.append(next(sim_job for sim_job in simulation.sim_jobs if sim_job.job.id == job_id))
             leave_alone(simulation, alone[0])
         return True

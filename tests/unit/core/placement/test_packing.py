@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -9,7 +10,9 @@ from cotenant.conformance.worlds import World, demands, emptied, gangs, picture,
 from cotenant.core.capacity import ledger as ledger_module
 from cotenant.core.capacity.ledger import Ledger, Overcommitted
 from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import SpreadBy
 from cotenant.core.model.node import NodeShape
+from cotenant.core.placement.anti_affinity import SpreadOut
 from cotenant.core.placement.packing import could_hold_all, hardest_first, place_on_node, room_for_all
 from cotenant.core.scheduling.cycle import take
 from cotenant.policies.qos.search import fewest_nodes
@@ -77,6 +80,9 @@ def test_the_fewest_nodes_are_counted_by_kind_as_node_by_node(world: World, gang
         reach = np.cumsum(np.sort(world.ledger.room(part.demand, empty=True))[::-1])
         most = max(most, int(np.searchsorted(reach, part.replicas)) + 1)
     assert fewest_nodes(gang, world.ledger) == most
+    for least in (2, 4):  # as its spread demands, whether it has GPUs or not
+        apart = replace(gang, constraints=(SpreadOut(SpreadBy.NODE, least),))
+        assert fewest_nodes(apart, world.ledger) == max(most, least)
 
 
 def test_parts_that_fit_alone_need_room_for_all_of_them_together() -> None:
