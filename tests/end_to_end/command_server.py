@@ -1,8 +1,8 @@
 """Runs commands in processes forked from one that has imported them: a start and the imports take most of a command.
 
-`python -m tests.end_to_end.command_server FD` serves on a socket. A request is the arguments, the environment and the
-folder as JSON, with four descriptors: the command's three streams and a pipe, on which its process id and then its
-exit status are told. Everything that a process has of its own, a command has as well, but for its imports.
+`python -m tests.end_to_end.command_server FD MODULE …` serves on a socket. A request is the arguments, the environment
+and the folder as JSON, with four descriptors: the command's three streams and a pipe, on which its process id and then
+its exit status are told. Everything that a process has of its own, a command has as well, but for its imports.
 """
 
 from __future__ import annotations
@@ -21,21 +21,73 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import IO
 
 BYTES_MAX = 1 << 20
 DESCRIPTORS = 4
+START_SECONDS_MAX = 120.0  # with the imports of the server
 COMMANDS = ("jobs.change", "jobs.explain", "jobs.list_jobs", "jobs.logs", "jobs.show", "jobs.submit", "jobs.wait")
 IMPORTED = (  # what commands have in common, and those that tests use most
     "cotenant.cli.application",
     *(f"cotenant.cli.{name}" for name in (*COMMANDS, "mesh.replicas", "mesh.status", "mesh.tenants", "nodes.nodes")),
 )
+SERVED = (  # what `up` and `serve` have imported when they serve
+    "cotenant.cli.application",
+    *(f"cotenant.cli.mesh.{name}" for name in ("up", "serve", "http_process", "web_process")),
+    *(f"cotenant.services.{name}.__main__" for name in ("queue", "placement", "predictor", "contention")),
+    "cotenant.node_agent.__main__",
+    *(f"cotenant.policies.{name}" for name in ("history", "coda_eliminator", "lightgbm_duration", "robust_order")),
+    "cotenant.policies.coda_eliminator.relief",
+    "cotenant.policies.lightgbm_duration.runtime_model",
+    "cotenant.security.credentials",
+    "grpc_reflection.v1alpha.reflection",
+)
+
+
+class Forked:
+    """A process that was forked by a command server; it has the methods of `subprocess.Popen` that tests call."""
+
+    def __init__(self, pid: int, told: io.FileIO) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._told = told
+
+    def poll(self) -> int | None:
+        """Return its exit status; None if it has not exited."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it exits and return its status.
+
+        Raises:
+            TimeoutExpired: it has not exited by then.
+        """
+        if self.returncode is None:
+            try:
+                self.returncode = int(_line(self._told, timeout))
+            except TimeoutError:
+                raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0) from None
+            self._told.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has exited."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it, unless it has exited."""
+        self.send_signal(signal.SIGKILL)
 
 
 class CommandServer:
-    """A server of commands, started when the first is run."""
+    """A server of commands that has imported some modules, started when the first command is run."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, modules: Sequence[str]) -> None:
         self._command = command
+        self._modules = modules
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,27 +106,39 @@ class CommandServer:
         Raises:
             TimeoutExpired: it took longer; it is killed.
         """
-        request = json.dumps([[self._command, *arguments], dict(environment), str(folder)]).encode()
         with (
             Path(os.devnull).open("rb") if not stdin else _file_of(stdin) as given,
             _file_of("") as out,
             _file_of("") as err,
         ):
-            told, tell = os.pipe()
+            process = self.start(arguments, environment=environment, folder=folder, streams=(given, out, err))
             try:
-                with self._lock:
-                    descriptors = [given.fileno(), out.fileno(), err.fileno(), tell]
-                    socket.send_fds(self._served(), [request], descriptors)
-            finally:
-                os.close(tell)
-            with os.fdopen(told, "rb", buffering=0) as answers:
-                pid = int(_line(answers, seconds))
-                try:
-                    status = int(_line(answers, seconds))
-                except TimeoutError:
-                    os.kill(pid, signal.SIGKILL)
-                    raise subprocess.TimeoutExpired([self._command, *arguments], seconds) from None
+                status = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise subprocess.TimeoutExpired([self._command, *arguments], seconds) from None
             return subprocess.CompletedProcess(arguments, status, _text_of(out), _text_of(err))
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        folder: str | Path,
+        streams: tuple[IO[bytes], IO[bytes], IO[bytes]],
+    ) -> Forked:
+        """Start a command as `subprocess.Popen` would, with these streams."""
+        request = json.dumps([[self._command, *arguments], dict(environment), str(folder)]).encode()
+        told, tell = os.pipe()
+        try:
+            with self._lock:
+                descriptors = [*(stream.fileno() for stream in streams), tell]
+                socket.send_fds(self._served(), [request], descriptors)
+        finally:
+            os.close(tell)
+        answers = io.FileIO(told)
+        return Forked(int(_line(answers, START_SECONDS_MAX)), answers)
 
     def _served(self) -> socket.socket:
         """Return the socket of the server, which is started first if it does not run yet."""
@@ -82,7 +146,7 @@ class CommandServer:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.end_to_end.command_server", str(theirs.fileno())],
+                    [sys.executable, "-m", __name__, str(theirs.fileno()), *self._modules],
                     pass_fds=[theirs.fileno()],
                     cwd=Path(__file__).parents[2],
                 )
@@ -101,11 +165,11 @@ def _text_of(file: io.BufferedRandom) -> str:
     return file.read().decode()
 
 
-def _line(answers: io.RawIOBase, seconds: float) -> bytes:
+def _line(answers: io.FileIO, seconds: float | None) -> bytes:
     """Read a line of digits. Raises TimeoutError."""
     poll = select.poll()
     poll.register(answers, select.POLLIN)
-    if not poll.poll(seconds * 1000):
+    if not poll.poll(None if seconds is None else seconds * 1000):
         raise TimeoutError
     line = answers.readline()
     assert line, "the command server has ended"
@@ -181,7 +245,7 @@ def main() -> None:
     """Serve, and in each forked process run the command line."""
     from cotenant.cli.main import main as command_line
 
-    for module in IMPORTED:
+    for module in sys.argv[2:]:
         import_module(module)
     gc.collect()
     gc.freeze()

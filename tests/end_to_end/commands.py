@@ -1,4 +1,4 @@
-"""The real command line as a subprocess, and its processes that serve until they are stopped."""
+"""The real command line in processes of its own, and its processes that serve until they are stopped."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from tests.end_to_end.command_server import CommandServer
+from tests.end_to_end.command_server import IMPORTED, SERVED, CommandServer, Forked
 from tests.end_to_end.waiting import until
 
 COTENANT = str(Path(sys.executable).with_name("cotenant"))
-SERVER = CommandServer(COTENANT)
+SERVER = CommandServer(COTENANT, IMPORTED)
+SERVING = CommandServer(COTENANT, SERVED)
 LONG = frozenset({"up", "serve", "demo", "simulate", "compare"})  # start processes of their own, or compute
 SECONDS_MAX = 60.0
+Start = Callable[[IO[bytes]], Forked]
 TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -98,20 +100,33 @@ class Cli:
 
     def start(self, *arguments: str | Path, log: Path) -> Serving:
         """Start a command that runs until it is stopped; its output is appended to the log."""
-        limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(self.descriptors_max)] if self.descriptors_max else []
-        return Serving([*limited, COTENANT, *map(str, arguments)], self.environment, log)
+        words = [*map(str, arguments)]
+        if self.descriptors_max:
+            limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(self.descriptors_max)]
+            return Serving([*limited, COTENANT, *words], self.environment, log)
+
+        def start(output: IO[bytes]) -> Forked:
+            with open(os.devnull, "rb") as nothing:
+                streams = nothing, output, output
+                return SERVING.start(words, environment=self.environment, folder=os.getcwd(), streams=streams)
+
+        return Serving(start, self.environment, log)
 
 
 class Serving:
     """A serving process, which is stopped only by its pid."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, command: Sequence[str] | Start, environment: Mapping[str, str], log: Path) -> None:
         self.log = log
         self._begin = log.stat().st_size if log.exists() else 0
+        self._process: subprocess.Popen[bytes] | Forked
         with log.open("ab") as stream:
-            self._process = subprocess.Popen(
-                command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream
-            )
+            if callable(command):
+                self._process = command(stream)
+            else:
+                self._process = subprocess.Popen(
+                    command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream
+                )
 
     @property
     def pid(self) -> int:
