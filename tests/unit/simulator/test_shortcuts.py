@@ -74,7 +74,7 @@ def fates(trace: Trace, queue: str, mode: str, placement: str) -> list[tuple[str
 def test_a_simulation_without_shortcuts_gives_the_same(
     mode: str, placement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed in range(amount(8, deep=20)):
+    for seed in range(amount(4, deep=20)):
         trace = workload(seed)
         quick = fates(trace, "fifo", mode, placement)
         with monkeypatch.context() as patch:
@@ -90,7 +90,7 @@ def test_a_simulation_without_shortcuts_gives_the_same(
 def test_a_simulation_that_orders_all_jobs_in_each_cycle_gives_the_same(
     queue: str, mode: str, placement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed in range(amount(4, deep=20)):
+    for seed in range(amount(2, deep=20)):
         trace = workload(seed)
         quick = fates(trace, queue, mode, placement)
         with monkeypatch.context() as patch:

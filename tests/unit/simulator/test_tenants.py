@@ -35,7 +35,7 @@ TENANTS = Tenancy(
     ]
 )
 QUEUES = ["strict", "backfill", "las"]
-SEEDS = amount(3, deep=15)
+SEEDS = amount(2, deep=15)
 RULES = [
     Rules(),
     Rules(reclaim=False),
@@ -157,7 +157,7 @@ def test_no_room_is_idle_that_a_waiting_job_may_have(rules: Rules) -> None:
 @pytest.mark.parametrize("run_seconds_min", [0.0, 7.0])
 def test_no_job_waits_for_a_guarantee_that_borrowers_hold(run_seconds_min: float) -> None:
     waited = 0
-    for seed in range(amount(15, deep=25)):
+    for seed in range(amount(8, deep=25)):
         simulation = simulation_of(seed, "backfill", Rules(run_seconds_min=run_seconds_min))
         for ran in steps(simulation):
             owners = entitled(simulation, ran)
@@ -199,7 +199,7 @@ def test_preempted_jobs_had_run_long_enough_and_their_room_is_used(queue: str, r
 
 def test_two_jobs_do_not_take_each_others_room_in_turn() -> None:
     """A preempted job cannot stop the job it was preempted for, and a minimum run time allows one stop an instant."""
-    for seed in range(amount(8, deep=40)):
+    for seed in range(amount(4, deep=40)):
         simulation = simulation_of(seed, "backfill", Rules(Preemption.PRIORITY, run_seconds_min=7.0))
         stops: dict[str, list[float]] = {}
         seen: dict[str, int] = {}

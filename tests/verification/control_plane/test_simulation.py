@@ -44,6 +44,7 @@ def test_no_rule_is_violated_and_each_seed_repeats_its_history() -> None:
     assert digest in again.stdout.splitlines()
 
 
+@pytest.mark.deep
 def test_broken_builds_are_detected() -> None:
     done = run_seeds("--mutants", "--seeds", str(MUTANT_SEEDS))
     assert done.returncode == 0, done.stdout + done.stderr

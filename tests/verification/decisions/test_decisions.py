@@ -5,13 +5,14 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
+from tests.support.properties import amount
 from tests.verification.decisions.comparison import differences
 
 from cotenant.core.model.refusal import Code
 from cotenant.services.queue.scheduling import scheduler
 from cotenant.services.queue.scheduling.tenant_usage import OwnVictims
 
-WORLDS = 12
+WORLDS = amount(8, deep=40)
 
 
 @pytest.mark.parametrize("seed", range(WORLDS))

@@ -24,7 +24,7 @@ from cotenant.store.sqlite import SqliteStore
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
-NODES, JOBS, CALLERS = 10, amount(120, deep=240), 8
+NODES, JOBS, CALLERS = 10, amount(80, deep=240), 8
 # How much happens between two kills depends on how quick the machine is: rounds go on until it is enough.
 ROUNDS_MAX, MOVED_MIN, RESIZED_MIN, REGENERATED_MIN = 8, 2, 12, 12
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
