@@ -25,7 +25,7 @@ ARMS: list[tuple[str, Mapping[str, str], str]] = [
     *((name, {}, placement) for name in QUEUES for placement in ("count", "consolidate")),
     *(("fifo", {"mode": mode}, placement) for mode in ("strict", "backfill") for placement in PLACEMENTS),
 ]
-WORLDS = amount(1, deep=6)
+WORLDS = amount(2, deep=6)
 
 
 def world(seed: int) -> Trace:
