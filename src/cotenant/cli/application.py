@@ -65,6 +65,7 @@ _ENTRIES = (
     ("status", "mesh.status", "Show the health of the mesh, its problems and their remedies.", MESH),
     ("health", "mesh.health", "Check that each service is serving.", MESH),
     ("policies", "mesh.policies", "List installed policies and whether they load.", MESH),
+    ("executors", "mesh.executors", "Check an executor of your own against the contract.", MESH),
     ("replicas", "mesh.replicas", "List the processes of each service and their leaders.", MESH),
     ("openapi", "mesh.openapi", "Print the OpenAPI document of the API.", MESH),
     ("protos", "mesh.openapi", "Show or copy the protos of the API.", MESH),

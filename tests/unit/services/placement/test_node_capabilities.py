@@ -16,6 +16,7 @@ from cotenant.codec import node_capabilities
 from cotenant.core.model.node_capabilities import EVERYTHING, Capability, CoreControl, NodeCapabilities
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.placement.agents.agent_sessions import within_capabilities
+from cotenant.v1 import job_pb2
 from cotenant.v1 import node_capabilities_pb2 as wire
 
 BARE = wire.NodeCapabilities(cores=wire.CORE_CONTROL_PIN)
@@ -53,7 +54,10 @@ def all_orders() -> agent_pb2.ConnectResponse:
         resizes=[agent_pb2.ResizeOrder(job_id="a")],
         profiles=[agent_pb2.ProfileOrder(job_id="a")],
         sessions=[agent_pb2.SessionOrder(session_id="s")],
-        reads=[agent_pb2.ReadOutput(read_id="logs"), agent_pb2.ReadOutput(read_id="files", files={})],
+        reads=[
+            agent_pb2.ReadOutput(read_id="logs"),
+            agent_pb2.ReadOutput(read_id="files", files=job_pb2.FileSelection()),
+        ],
         assignments=[agent_pb2.Assignment(job_id="a")],
     )
     message.stops.add(job_id="a").grace.FromSeconds(5)
