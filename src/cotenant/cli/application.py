@@ -69,6 +69,7 @@ _ENTRIES = (
     ("replicas", "mesh.replicas", "List the processes of each service and their leaders.", MESH),
     ("openapi", "mesh.openapi", "Print the OpenAPI document of the API.", MESH),
     ("protos", "mesh.openapi", "Show or copy the protos of the API.", MESH),
+    ("plan", "research.plan", "Show what the scheduler would do with a snapshot now.", RESEARCH),
     ("simulate", "research.simulate", "Replay a trace on a simulated cluster.", RESEARCH),
     ("trace", "research.trace", "Summarize a trace or convert it to Cotenant's format.", RESEARCH),
     ("compare", "research.compare", "Compare policies on the same trace and cluster.", RESEARCH),
