@@ -212,8 +212,7 @@ async def keeps_contact(script: Script) -> None:
     stream = script.placement.stream
     assert stream
     for _ in range(3):
-        before = stream.messages
-        if not await script.placement.until(lambda before=before: stream.messages > before, 2 * BEAT_SECONDS + 1.0):  # type: ignore[misc]
+        if not await script.placement.until(_more_than(stream, stream.messages), 2 * BEAT_SECONDS + 1.0):
             raise Broken(f"the interval is {BEAT_SECONDS:g} s, and no message came for {2 * BEAT_SECONDS + 1.0:g} s")
 
 
@@ -405,6 +404,10 @@ LAWS: tuple[Callable[[Script], Awaitable[None]], ...] = (
 def law_in_words(law: Callable[[Script], Awaitable[None]]) -> str:
     """Return a law in one sentence."""
     return (law.__doc__ or law.__name__).partition("\n")[0]
+
+
+def _more_than(stream: Stream, count: int) -> Callable[[], bool]:
+    return lambda: stream.messages > count
 
 
 def _can(script: Script, capability: node_capabilities_pb2.Capability.ValueType) -> bool:
