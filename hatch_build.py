@@ -88,6 +88,21 @@ def ship_protos(root: Path) -> None:
     ]
     if protoc.main(command) != 0:
         raise RuntimeError("protoc rejected a public file under protos/; see its message above")
+    keep_comments(shipped / "descriptors.binpb")
+
+
+def keep_comments(path: Path) -> None:
+    """Remove places in the sources that have no comment from descriptors: more than half of the file."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    found = FileDescriptorSet.FromString(path.read_bytes())
+    for file in found.file:
+        places = [
+            place for place in file.source_code_info.location if place.leading_comments or place.trailing_comments
+        ]
+        del file.source_code_info.location[:]
+        file.source_code_info.location.extend(places)
+    path.write_bytes(found.SerializeToString(deterministic=True))
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's own generic, unused here

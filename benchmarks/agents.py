@@ -11,7 +11,7 @@ import grpc.aio
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.agent.v1 import agent_service_pb2_grpc
-from cotenant.v1 import job_pb2, resources_pb2
+from cotenant.v1 import job_pb2, node_capabilities_pb2, resources_pb2
 
 RECONNECT_SECONDS = 0.05
 ENDED = (
@@ -51,7 +51,9 @@ class SimulatedAgent:
         run_seconds: float | None = None,
         on_assigned: Callable[[str], None] = lambda job_id: None,
         output: Mapping[str, bytes] = MappingProxyType({}),
+        capabilities: node_capabilities_pb2.NodeCapabilities | None = None,
     ) -> None:
+        self.capabilities = capabilities
         self.node_id, self.run_seconds, self._on_assigned = node_id, run_seconds, on_assigned
         self.inventory = inventory(gpus, cores, node_id=node_id)
         self.attempts: dict[tuple[str, int], agent_pb2.AttemptReport] = {}
@@ -103,7 +105,12 @@ class SimulatedAgent:
     async def _run(self) -> None:
         while True:
             self._out = asyncio.Queue()
-            hello = agent_pb2.Hello(node_id=self.node_id, inventory=self.inventory, incarnation=self.incarnation)
+            hello = agent_pb2.Hello(
+                node_id=self.node_id,
+                inventory=self.inventory,
+                incarnation=self.incarnation,
+                capabilities=self.capabilities,
+            )
             hello.attempts.extend(self.attempts.values())
             self._out.put_nowait(agent_pb2.ConnectRequest(hello=hello))
             try:

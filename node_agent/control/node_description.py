@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
+from cotenant.codec import node_capabilities
+from cotenant.core.model.node_capabilities import EVERYTHING
 from cotenant.name_resolution import NAMES
 from cotenant.node_agent.control.attempt_manager import AttemptManager
 from cotenant.node_agent.control.epoch_fence import EpochFence
@@ -35,6 +37,7 @@ class NodeDescription:
             attempts=self._manager.reports(),
             incarnation=self._incarnation,
             store=mark_to_wire(self._fence.store) if self._fence.store else None,
+            capabilities=node_capabilities.to_wire(EVERYTHING),
         )
 
     def condition(self) -> agent_pb2.AgentCondition:

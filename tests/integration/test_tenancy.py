@@ -32,8 +32,9 @@ from cotenant.security.permissions import ROLES, Role
 from cotenant.security.secret_keys import KEYS_FILE
 from cotenant.services.predictor.api import server as predictor
 from cotenant.store.port import Committed, Delete, Operation, Put
-from cotenant.v1 import array_service_pb2 as array_pb
+from cotenant.v1 import advice_service_pb2 as advice_pb
 from cotenant.v1 import (
+    advice_service_pb2_grpc,
     array_service_pb2_grpc,
     folder_service_pb2_grpc,
     job_pb2,
@@ -46,6 +47,7 @@ from cotenant.v1 import (
     secret_service_pb2_grpc,
     tenant_service_pb2_grpc,
 )
+from cotenant.v1 import array_service_pb2 as array_pb
 from cotenant.v1 import folder_service_pb2 as folder_pb
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb
@@ -332,6 +334,7 @@ PROBES: dict[str, Probe] = {
     "NodeService/GetNode": lambda world, job_id: iter([node_pb.GetNodeRequest(id="n1")]),
     "NodeService/ListNodes": lambda world, job_id: iter([node_pb.ListNodesRequest()]),
     "PredictorService/Estimate": _estimating,
+    "AdviceService/PlanJobs": lambda world, job_id: iter([advice_pb.PlanJobsRequest(snapshot=job_id.encode())]),
     "PolicyService/ListPolicies": lambda world, job_id: iter([policy_pb.ListPoliciesRequest()]),
 }
 ABOUT_PROCESSES = {"ProcessService/GetProcess", "ProcessService/GetCaller"}  # of a process or the caller itself
@@ -344,6 +347,7 @@ STUBS: dict[str, tuple[str, Any]] = {
     "TenantService": ("queue", tenant_service_pb2_grpc.TenantServiceStub),
     "NodeService": ("placement", node_service_pb2_grpc.NodeServiceStub),
     "PredictorService": ("predictor", predictor_service_pb2_grpc.PredictorServiceStub),
+    "AdviceService": ("predictor", advice_service_pb2_grpc.AdviceServiceStub),
     "PolicyService": ("queue", policy_service_pb2_grpc.PolicyServiceStub),
 }
 

@@ -30,6 +30,7 @@ HOSTS = {  # the processes that serve each gRPC service
     "AgentService": ("placement",),
     "PredictorService": ("predictor",),
     "ObservationService": ("predictor",),
+    "AdviceService": ("predictor",),
     "ContentionService": ("contention",),
     "SampleService": ("contention",),
     "ProcessService": ("queue", "placement", "predictor"),

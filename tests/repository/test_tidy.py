@@ -23,6 +23,7 @@ FRAGMENT_CHARACTERS_MAX = 400
 
 # Mutating calls without a request_id, each with the reason.
 REPEATABLE = {
+    "AdviceService.PlanJobs": "it changes nothing; a plan is made again",
     "ObservationService.Observe": "a repeated observation is recognized by its time",
     "PlacementService.StopAttempts": "stopping twice has no further effect",
     "PlacementService.ResizeReplicas": "an attempt is stopped once, and only if it still runs",

@@ -6,14 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
-from cotenant.codec import errors, specs
+from cotenant.codec import errors, node_capabilities, specs
 from cotenant.codec.errors import Violation
 from cotenant.core.model.lifecycle import StopReason
+from cotenant.core.model.node_capabilities import EVERYTHING, Capability, CoreControl, NodeCapabilities
 from cotenant.core.model.resources import AMOUNT_MAX, amounts_of
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.placement.agents.expected_rate import expected_rate_per_second
 from cotenant.services.placement.cluster.live_records import LiveAttempt
 from cotenant.v1 import resources_pb2
+
+_CANNOT = {
+    Capability.LOGS: "keeps no output",
+    Capability.FILES: "gives no access to files",
+    Capability.SESSIONS: "carries no sessions",
+}
 
 
 def check_message(message: agent_pb2.ConnectRequest) -> None:
@@ -27,6 +34,7 @@ def check_message(message: agent_pb2.ConnectRequest) -> None:
     if message.HasField("hello"):
         wrong += _state_violations("hello.attempts", message.hello.attempts)
         wrong += inventory_violations("hello.inventory", message.hello.inventory)
+        wrong += node_capabilities.violations(message.hello.capabilities, "hello.capabilities")
     if message.HasField("inventory"):
         wrong += inventory_violations("inventory", message.inventory)
     if wrong:
@@ -56,18 +64,22 @@ class Session:
     """One agent's stream. Messages queued before the stream's next write are sent together."""
 
     def __init__(
-        self, node_id: str, incarnation: str, mark: Callable[[], agent_pb2.StoreMark | None] = lambda: None
+        self,
+        node_id: str,
+        incarnation: str,
+        mark: Callable[[], agent_pb2.StoreMark | None] = lambda: None,
+        capabilities: NodeCapabilities = EVERYTHING,
     ) -> None:
-        """`mark` returns the store mark that the agent is to remember."""
-        self.node_id, self.incarnation = node_id, incarnation
+        """`mark` returns the store mark that the agent is to remember; `capabilities` are what it has declared."""
+        self.node_id, self.incarnation, self.capabilities = node_id, incarnation, capabilities
         self._mark, self._marked = mark, 0  # the last revision sent to the agent
         self._pending = agent_pb2.ConnectResponse()
         self._wake = asyncio.Event()
         self._closed = False
 
     def put(self, message: agent_pb2.ConnectResponse) -> None:
-        """Queue a message; the stream sends it with its next write."""
-        self._pending.MergeFrom(message)
+        """Queue a message without what the agent cannot carry out; the stream sends it with its next write."""
+        self._pending.MergeFrom(within_capabilities(message, self.capabilities))
         self._wake.set()
 
     def close(self) -> None:
@@ -97,6 +109,37 @@ class Session:
             message.store.CopyFrom(mark)
 
 
+def within_capabilities(
+    message: agent_pb2.ConnectResponse, capabilities: NodeCapabilities
+) -> agent_pb2.ConnectResponse:
+    """Return a message without the orders that an executor cannot carry out.
+
+    Their senders know that, and act accordingly: what is left out here is not waited for.
+    """
+    if capabilities == EVERYTHING:
+        return message
+    able = agent_pb2.ConnectResponse()
+    able.CopyFrom(message)
+    if capabilities.cores is not CoreControl.RESIZE:
+        able.ClearField("resizes")
+    if not capabilities.can(Capability.PROFILES):
+        able.ClearField("profiles")
+    if not capabilities.can(Capability.SESSIONS):
+        able.ClearField("sessions")
+    kept = [read for read in able.reads if capabilities.can(_needed_for(read))]
+    if len(kept) < len(able.reads):
+        del able.reads[:]
+        able.reads.extend(kept)
+    if not capabilities.can(Capability.SIGNALS):
+        for stop in able.stops:
+            stop.ClearField("grace")
+    return able
+
+
+def _needed_for(read: agent_pb2.ReadOutput) -> Capability:
+    return Capability.FILES if read.HasField("files") else Capability.LOGS
+
+
 class Sessions:
     """All connected agents."""
 
@@ -106,6 +149,17 @@ class Sessions:
     def get(self, node_id: str) -> Session | None:
         """Return the session of a node, or None if its agent is not connected."""
         return self._by_node.get(node_id)
+
+    def require(self, node_id: str, capability: Capability) -> None:
+        """Check that the agent of a node, if it is connected, can do something.
+
+        Raises:
+            Problem: FAILED_PRECONDITION, if it has declared that it cannot.
+        """
+        session = self._by_node.get(node_id)
+        if session and not session.capabilities.can(capability):
+            what = f"the executor of {node_id} {_CANNOT[capability]}"
+            raise errors.failed_precondition("NOT_CAPABLE", f"{what}: it declares no {capability.value}")
 
     def open(self, session: Session) -> None:
         """Register a node's session, closing an earlier one."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import errors
+from cotenant.core.model.node_capabilities import Capability
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.security.identity import check_node
 from cotenant.services.placement.agents.agent_sessions import Sessions
@@ -47,8 +48,10 @@ class OutputRelay:
         """Request output from the agents of some nodes and yield it as it arrives, nodes interleaved.
 
         Raises:
-            Problem: an agent is disconnected, or has no such output.
+            Problem: an agent is disconnected, has no such output, or keeps none.
         """
+        for node_id in node_ids:
+            self._sessions.require(node_id, Capability.FILES if request.HasField("files") else Capability.LOGS)
         self._count += 1
         ids = {f"{self._count}-{node_id}": node_id for node_id in node_ids}
         read = _Read(list(ids))

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import errors
+from cotenant.core.model.node_capabilities import Capability
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.rpc.frame_pipe import FramePipe
 from cotenant.rpc.task_cancellation import cancel_and_wait
@@ -44,11 +45,12 @@ class SessionRelay:
         """Order a session from an agent; yield the agent's frames, and pass on the caller's.
 
         Raises:
-            Problem: the agent is disconnected, does not answer, or disconnects before the session has ended.
+            Problem: the agent carries no sessions, is disconnected, does not answer, or disconnects before the end.
         """
         first = await anext(aiter(requests), None)
         if first is None or not first.HasField("start"):
             raise errors.invalid([errors.Violation("start", "is missing in the first message")])
+        self._sessions.require(first.node_id, Capability.SESSIONS)
         session_id, relayed = secrets.token_hex(16), _Relayed(first.node_id)
         order = agent_pb2.SessionOrder(session_id=session_id, start=first.start, number=first.number)
         self._relayed[session_id] = relayed

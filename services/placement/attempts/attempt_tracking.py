@@ -12,6 +12,7 @@ from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec import specs
 from cotenant.codec.estimates import core_relevant_parts
 from cotenant.core.model.lifecycle import AttemptState
+from cotenant.core.model.node_capabilities import Capability
 from cotenant.core.policy.protocols import CpuAllocator
 from cotenant.core.prediction.rate_windows import RateWindows
 from cotenant.core.sizing.resize import Resizes
@@ -102,6 +103,9 @@ class AttemptTracker:
             return f"it is {live.state.value}; only running attempts are profiled"
         if live.target:
             return "its cores are being changed"
+        node = self._cluster.nodes.get(live.nodes[0])
+        if node and not node.capabilities.can(Capability.PROFILES):
+            return f"the executor of {node.id} measures no profiles"
         if not self._sessions.send(live.nodes[0], agent_sessions.profile_order(live, plan)):
             return f"the agent of {live.nodes[0]} is disconnected"
         tracked = self.of(live)

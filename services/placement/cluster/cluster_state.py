@@ -112,7 +112,7 @@ class Cluster:
             node.number, node.overcommitted = number, False
             node.book = NodeDevices(node.id, healthy(node.inventory))
         ledger = Ledger(
-            [shape_of(node.book.inventory) for node in self._order],
+            [shape_of(node.book.inventory, node.capabilities) for node in self._order],
             [node.inventory.rack for node in self._order],
             [node.id for node in self._order],
         )
@@ -271,14 +271,14 @@ class Cluster:
         return tuple(firm_holdings)
 
     def can_resize(self, live: LiveAttempt) -> bool:
-        """Return whether an attempt can be resized now: it runs, and the agents of all its nodes are connected.
+        """Return whether an attempt can be resized now: it runs, and the agents of all its nodes are there and able.
 
         A pre-run is never resized, since it ends soon.
         """
         if live.attempt.pre_run or live.state is not AttemptState.RUNNING or live.target or not live.epoch:
             return False
         nodes = [self.nodes.get(node_id) for node_id in live.nodes]
-        there = all(node and node.connected and not node.overcommitted for node in nodes)
+        there = all(node and node.connected and node.resizes_cores and not node.overcommitted for node in nodes)
         return there and not any(live.ended_on(node_id) for node_id in live.nodes)
 
     def headroom(self, limits: Headroom) -> Headroom:

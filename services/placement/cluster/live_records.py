@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from cotenant.codec import specs
+from cotenant.codec import node_capabilities, specs
 from cotenant.core.capacity.ledger import Holding
 from cotenant.core.model import health
 from cotenant.core.model.allocation import Allocation, NodeAllocation, merge_allocations
@@ -15,6 +15,7 @@ from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import GRACE_SECONDS_DEFAULT, WHOLE_GPU_MILLI
 from cotenant.core.model.lifecycle import AttemptEvent, AttemptState, StopReason, next_state
 from cotenant.core.model.node import HealthAction, HealthProblem, Inventory, NodeShape, shape_of
+from cotenant.core.model.node_capabilities import CoreControl, NodeCapabilities
 from cotenant.core.model.resources import AMOUNT_MAX, Resources, added, amounts_of
 from cotenant.core.placement.device_assignment import NodeDevices
 from cotenant.core.policy.cluster_view import Occupancy
@@ -61,19 +62,26 @@ class Node:
     heard_seconds: float = 0.0
     certificate: Certificate | None = None  # of its agent, as reported
     condition: ReportedCondition = field(default_factory=ReportedCondition)
+    capabilities: NodeCapabilities = field(init=False)  # as its executor declared them last
     shape: NodeShape = field(init=False)  # including unhealthy GPUs
     reported_problem: HealthProblem | None = field(init=False)  # reported by its agent: no new work
     hold: HealthProblem | None = None  # imposed by placement: only canaries
     superseded: set[tuple[str, int]] = field(default_factory=set)  # unexpected attempts that are being stopped
 
     def __post_init__(self) -> None:
-        self.shape = shape_of(self.inventory)
+        self.capabilities = node_capabilities.declared(self.record.node)
+        self.shape = shape_of(self.inventory, self.capabilities)
         self.reported_problem = health.node_problem(self.inventory)
 
     @property
     def id(self) -> str:
         """The node's id."""
         return self.record.node.id
+
+    @property
+    def resizes_cores(self) -> bool:
+        """Whether its executor changes the cores of running attempts."""
+        return self.capabilities.cores is CoreControl.RESIZE
 
     @property
     def given_up(self) -> str:

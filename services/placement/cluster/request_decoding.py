@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from cotenant.codec import errors, estimates, specs
 from cotenant.codec.request_limits import spec_violations
@@ -12,7 +13,9 @@ from cotenant.core.model.estimate import Estimate
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import JobSpec
 from cotenant.core.model.node import NodeShape
+from cotenant.core.model.node_capabilities import Capability
 from cotenant.core.model.validation import Violation, check_amounts, shown
+from cotenant.core.placement.capable_nodes import HasCapabilities
 from cotenant.core.policy.protocols import CpuAllocator
 from cotenant.core.scheduling import cycle
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
@@ -20,6 +23,8 @@ from cotenant.services.placement.cluster.cluster_state import Cluster
 from cotenant.v1 import job_pb2
 
 SLICE = 200  # candidates checked before yielding to other tasks; a few milliseconds
+
+PRE_RUNS = HasCapabilities((Capability.PRE_RUNS,))
 
 Enrich = Callable[[JobSpec, Estimate], Estimate]
 
@@ -32,7 +37,7 @@ def gang_of(
 ) -> Gang:
     """Return a candidate's gang, with its cores chosen; `enrich` adds the rates of its job class to its estimate."""
     spec = spec_of(candidate.spec)
-    return cycle.gang_of(
+    gang = cycle.gang_of(
         candidate.job_id,
         spec,
         enrich(spec, estimates.estimate_from_wire(candidate.estimate)),
@@ -42,6 +47,7 @@ def gang_of(
         specs.seconds(candidate.fragmented),
         candidate.avoided_nodes,
     )
+    return replace(gang, constraints=(*gang.constraints, PRE_RUNS)) if candidate.pre_run else gang
 
 
 def spec_of(message: job_pb2.JobSpec) -> JobSpec:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import structlog
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
-from cotenant.codec import errors, specs
+from cotenant.codec import errors, node_capabilities, specs
 from cotenant.codec.errors import Problem
 from cotenant.core.failures.launch_health import HoldRules
 from cotenant.core.model.lifecycle import AttemptState, StopReason
@@ -43,8 +43,8 @@ from cotenant.services.placement.registry.suspects import SuspectNodes
 from cotenant.storage.v1 import records_pb2
 from cotenant.store.identity_check import Trust
 from cotenant.store.port import StoreUnavailable
+from cotenant.v1 import node_capabilities_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
 
@@ -110,9 +110,10 @@ class AgentRegistry:
     async def _admit(self, hello: agent_pb2.Hello) -> agent_sessions.Session:
         self._check_incarnation(hello)
         await self._check_store(hello)
-        node = await self._register(hello.node_id, hello.inventory)
+        declared = hello.capabilities if hello.HasField("capabilities") else None
+        node = await self._register(hello.node_id, hello.inventory, declared)
         self._check_incarnation(hello)  # another agent may have connected while the record was written
-        session = agent_sessions.Session(hello.node_id, hello.incarnation, self._mark)
+        session = agent_sessions.Session(hello.node_id, hello.incarnation, self._mark, node.capabilities)
         session.put(self._welcome())
         self._reconcile(node, session, hello)
         self.sessions.open(session)
@@ -165,12 +166,15 @@ class AgentRegistry:
     def _lock(self, node_id: str) -> asyncio.Lock:
         return self._locks.setdefault(node_id, asyncio.Lock())
 
-    async def _register(self, node_id: str, reported: resources_pb2.Inventory) -> Node:
-        """Return a node with the reported inventory, which is stored if it has changed."""
-        inventory = specs.inventory_from_wire(reported)
+    async def _register(
+        self, node_id: str, reported: resources_pb2.Inventory, declared: node_capabilities_pb2.NodeCapabilities | None
+    ) -> Node:
+        """Return a node with the reported inventory and capabilities, which are stored if they have changed."""
+        inventory, message = specs.inventory_from_wire(reported), node_pb2.Node(capabilities=declared)
+        same = node_capabilities.declared(message)
         async with self._lock(node_id):
             node = self.cluster.nodes.get(node_id)
-            if node and node.inventory == inventory and not node.given_up:
+            if node and (node.inventory, node.capabilities) == (inventory, same) and not node.given_up:
                 self.attempts.order_health_stops(node, node.inventory)
                 return node
             record = records_pb2.StoredNode(schema_version=SCHEMA_VERSION)
@@ -185,6 +189,8 @@ class AgentRegistry:
                 record.node.create_time.GetCurrentTime()
                 record.request_ids.extend(self.node_removal.past_request_ids(node_id))
             record.node.inventory.CopyFrom(reported)
+            record.node.ClearField("capabilities")
+            record.node.MergeFrom(message)
             await self.committer.commit([Write(NODES + node_id, record.SerializeToString())])
             fresh = self.cluster.put_node(node_id, inventory, record)
         self.attempts.order_health_stops(fresh, node.inventory if node else None)
@@ -278,7 +284,8 @@ class AgentRegistry:
         if request.beat and self._certainly_leads():  # otherwise another leader may count this node as silent
             session.put(agent_sessions.heartbeat_ack(request.beat))
         if request.HasField("inventory"):  # first, because an ended attempt may free unhealthy GPUs
-            node = await self._register(node.id, request.inventory)
+            declared = node.record.node.capabilities if node.record.node.HasField("capabilities") else None
+            node = await self._register(node.id, request.inventory, declared)
             self.claims.connected(node)
             self.cluster.refresh_open(node)
             self.attempts.events.publish_capacity()

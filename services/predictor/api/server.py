@@ -23,6 +23,7 @@ from cotenant.rpc.policy_service import PolicyServicer
 from cotenant.rpc.server import Host, Server
 from cotenant.security.identity import caller, check_tenant, resolve_tenant
 from cotenant.services.predictor import codec
+from cotenant.services.predictor.api import advice
 from cotenant.services.predictor.api.estimate_encoding import EstimateWriter
 from cotenant.services.predictor.api.profile_view import profile_of
 from cotenant.services.predictor.models.failure_log import FailureLog
@@ -33,6 +34,7 @@ from cotenant.services.predictor.models.training import Trainer
 from cotenant.services.predictor.profiling.profile_planner import RULES, ProfilePlanner, ProfileRules
 from cotenant.services.predictor.profiling.profile_store import ProfileStore
 from cotenant.store.port import Store
+from cotenant.v1 import advice_service_pb2_grpc
 from cotenant.v1 import predictor_service_pb2 as pb
 from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc
 
@@ -288,7 +290,7 @@ def make(host: Host, store: Store, config: Config, follows: str) -> RunningPredi
     kept: dict[str, Persistent] = {**chain.predictors, PROFILE_RECORDS: profile_store, KINDS: job_classes}
 
     def set_serving(ready: bool) -> None:
-        for service in (SERVICE, OBSERVATION_SERVICE):
+        for service in (SERVICE, OBSERVATION_SERVICE, advice.SERVICE):
             host.set_serving(service, ready)
 
     kind = ModelFollower if follows else ModelStore
@@ -296,6 +298,7 @@ def make(host: Host, store: Store, config: Config, follows: str) -> RunningPredi
     servicer = PredictorServicer(chain, profile_store, model_store, failures, config.profiles, job_classes, follows)
     host.add(pb_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
     host.add(observation_service_pb2_grpc.add_ObservationServiceServicer_to_server, servicer, OBSERVATION_SERVICE)
+    host.add(advice_service_pb2_grpc.add_AdviceServiceServicer_to_server, advice.AdviceServicer(), advice.SERVICE)
     set_serving(False)
     learners = {} if follows else chain.predictors  # only the leader trains models
     return RunningPredictor(model_store, Trainer(learners, lambda: model_store.restored), servicer, config)

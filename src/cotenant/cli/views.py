@@ -20,6 +20,7 @@ from cotenant.cli.jobs.launch_failures import launch_failure_view
 from cotenant.cli.name_lookup import phase_of
 from cotenant.codec import refusals
 from cotenant.codec.dependencies import condition_of
+from cotenant.codec.node_capabilities import declared
 from cotenant.codec.specs import (
     ATTEMPT_STATES,
     ENVIRONMENT_SOURCES,
@@ -32,6 +33,7 @@ from cotenant.codec.specs import (
 )
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.lifecycle import AttemptState, Phase
+from cotenant.core.model.node_capabilities import Capability
 from cotenant.core.model.priority import class_of
 from cotenant.core.model.refusal import Refusal as Reason
 from cotenant.core.model.refusal import Wait
@@ -325,10 +327,21 @@ def node_view(node: Node, now: float) -> View:
         "not_enforced": list(inventory.not_enforced),
         "shared_user": inventory.shared_user or None,
         "container_runtime": inventory.container_runtime or None,
+        "capabilities": capabilities_view(node),
         "agent_version": inventory.agent_version,
         "certificate": certificate_view(node.certificate),
         "create_time": time_of(node, "create_time"),
         **agent_view(node, now),
+    }
+
+
+def capabilities_view(node: Node) -> View:
+    """Return what the executor of a node has declared; everything if it has declared nothing."""
+    able = declared(node)
+    return {
+        "cores": able.cores.value,
+        "able": [one.value for one in Capability if able.can(one)],
+        "limits": able.in_words or None,
     }
 
 

@@ -119,6 +119,17 @@ METHOD_RULES: Mapping[str, MethodRules] = MappingProxyType(
             route="LEADER",
             streams=True,
         ),
+        "/cotenant.v1.AdviceService/PlanJobs": MethodRules(
+            {
+                "viewer": "ANY",
+                "user": "ANY",
+                "tenant-admin": "ANY",
+                "operator": "ANY",
+            },
+            route="ANY",
+            retried=True,
+            deadline_seconds=60,
+        ),
         "/cotenant.v1.ArrayService/CreateArray": MethodRules(
             {
                 "user": "TENANT",

@@ -25,6 +25,7 @@ BYTES: Mapping[str, int] = MappingProxyType(
             limits.REQUEST_BYTES_MAX,
         ),
         "ScheduleService": limits.REQUEST_BYTES_MAX,
+        "AdviceService": limits.REQUEST_SNAPSHOT_BYTES_MAX,
         "ScheduleService/CreateSchedule": limits.REQUEST_SPEC_BYTES_MAX,
         "SecretService": limits.REQUEST_BYTES_MAX,
         "SecretService/SetSecret": limits.REQUEST_SECRET_BYTES_MAX,

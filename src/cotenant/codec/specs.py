@@ -44,11 +44,12 @@ from cotenant.core.model.job import (
 from cotenant.core.model.job_fields import JobField
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase, StopReason
 from cotenant.core.model.node import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
+from cotenant.core.model.node_capabilities import Capability
 from cotenant.core.model.notification import Trigger
 from cotenant.core.model.resources import amounts_of
 from cotenant.core.model.secrets import SecretUse
 from cotenant.internal.v1 import placement_service_pb2
-from cotenant.v1 import job_pb2, resources_pb2
+from cotenant.v1 import job_pb2, node_capabilities_pb2, resources_pb2
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -91,6 +92,7 @@ TRIGGERS = EnumMap(Trigger, job_pb2.NotificationTrigger, "NOTIFICATION_TRIGGER")
 ENVIRONMENT_SOURCES = EnumMap(EnvironmentSource, job_pb2.EnvironmentSource, "ENVIRONMENT_SOURCE")
 LOCALITIES = EnumMap(Locality, job_pb2.Locality, "LOCALITY")
 HEALTH_ACTIONS = EnumMap(HealthAction, resources_pb2.HealthAction, "HEALTH_ACTION")
+CAPABILITIES = EnumMap(Capability, node_capabilities_pb2.Capability, "CAPABILITY")
 
 
 def accept_spec(message: job_pb2.JobSpec, *, now: float) -> JobSpec:
@@ -445,6 +447,7 @@ def shape_to_wire(shape: NodeShape) -> placement_service_pb2.NodeShape:
         shareable=shape.shareable,
         count=shape.count,
         without_containers=not shape.containers,
+        lacks=sorted(CAPABILITIES.to_wire(one) for one in shape.lacks),
     )
 
 
@@ -458,4 +461,5 @@ def shape_from_wire(message: placement_service_pb2.NodeShape) -> NodeShape:
         shareable=message.shareable,
         count=message.count,
         containers=not message.without_containers,
+        lacks=frozenset(CAPABILITIES.from_wire(one) for one in message.lacks if one in CAPABILITIES.names),
     )

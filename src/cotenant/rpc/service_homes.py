@@ -17,6 +17,7 @@ HOMES: Mapping[str, str] = MappingProxyType(
         "cotenant.v1.ScheduleService": "queue",
         "cotenant.v1.NodeService": "placement",
         "cotenant.v1.PredictorService": "predictor",
+        "cotenant.v1.AdviceService": "predictor",
         "cotenant.v1.ContentionService": "contention",
         "cotenant.agent.v1.AgentService": "placement",
         "cotenant.agent.v1.SampleService": "contention",

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from cotenant.core.forecast.forecast_state import QueueSnapshot
 from cotenant.core.model.job import JobKind
 from cotenant.core.model.refusal import Refusal
 from cotenant.core.model.tenancy import NO_TENANTS, Tenancy
+from cotenant.core.prediction.remaining_time import RemainingTime
 from cotenant.core.scheduling.admission import RULES, Rules
 from cotenant.simulator.clusters.cluster import Cluster
 from cotenant.simulator.eligibility import Eligibility
@@ -108,6 +110,10 @@ class Simulation:
     def _policy_used_randomness(self) -> bool:
         """Whether a policy drew anything at random while deciding."""
         return self._scheduler.rng.bit_generator.state != self._initial_rng_state
+
+    def queue_snapshot(self, rest_of: Callable[[str], RemainingTime]) -> QueueSnapshot:
+        """Return the present state for a start forecast; `rest_of` gives the remaining run time of a job."""
+        return self._scheduler.queue_snapshot(self.now, rest_of)
 
     def step(self) -> bool:
         """Advance to the next event and process it; False if there is none.

@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -52,6 +54,15 @@ Options = Mapping[str, Mapping[str, str]]
 Watch = Callable[[Simulation], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A simulation with its policies, and their names by group."""
+
+    simulation: Simulation
+    policies: Policies
+    names: Mapping[str, str]
+
+
 def simulate(
     trace: Trace | Path | str,
     cluster: Cluster | str,
@@ -85,15 +96,60 @@ def simulate(
         PolicyFailed: a policy raised an error, or returned an invalid answer.
     """
     began = time.perf_counter()
+    place = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    prepared = prepare(
+        trace if isinstance(trace, Trace) else partial(load, trace, format_name, skip_bad_rows=skip_bad_rows),
+        place,
+        queue=queue,
+        placement=placement,
+        allocator=allocator,
+        predictor=predictor,
+        contention=contention,
+        tenants=tenants,
+        options=options,
+        seed=seed,
+        overlay=overlay,
+        recorder=recorder,
+    )
+    complete = _run(prepared.simulation, until_seconds, watch)
+    return result_of(
+        prepared.simulation,
+        complete=complete,
+        wall_seconds=time.perf_counter() - began,
+        seed=seed,
+        policies=prepared.names,
+        options={group: dict(given) for group, given in options.items()},
+    )
+
+
+def prepare(
+    trace: Trace | Callable[[], Trace],
+    place: Cluster,
+    *,
+    queue: QueuePolicy | str,
+    placement: PlacementPolicy | str,
+    allocator: CpuAllocator | str,
+    predictor: Predictor | str,
+    contention: ContentionPolicy | str,
+    tenants: Iterable[Tenant],
+    options: Options,
+    seed: int,
+    overlay: Overlays | str = "",
+    recorder: Recorder | None = None,
+) -> Prepared:
+    """Return a simulation before its first event; a trace that is still to be loaded is loaded after the policies.
+
+    Raises:
+        BadTrace, UnknownPolicy, BadOption, PolicyFailed: as in `simulate`.
+    """
     settings = settings_of(options)
     policies = Policies(
         _policy_of("queue", queue, options),
         _policy_of("placement", placement, options),
         _policy_of("allocator", allocator, options),
     )
-    place = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     eliminator = _contention(contention, options, settings)
-    jobs = trace if isinstance(trace, Trace) else load(trace, format_name, skip_bad_rows=skip_bad_rows)
+    jobs = trace if isinstance(trace, Trace) else trace()
     overlays = overlay if isinstance(overlay, Overlays) else parse_overlays([overlay] if overlay else [])
     jobs = workload(jobs, place, overlays, auto_cores=settings.cores == "auto")
     world = World(place, settings, seed, eliminator)
@@ -111,21 +167,14 @@ def simulate(
         tenancy=Tenancy(tenants),
         recorder=recorder,
     )
-    complete = _run(simulation, until_seconds, watch)
-    return result_of(
-        simulation,
-        complete=complete,
-        wall_seconds=time.perf_counter() - began,
-        seed=seed,
-        policies={
-            "queue": policies.queue.name,
-            "placement": policies.placement.name,
-            "allocator": policies.allocator.name,
-            "predictor": predictor if isinstance(predictor, str) else predictor.name,
-            "contention": eliminator.name if eliminator else NO_CONTENTION,
-        },
-        options={group: dict(given) for group, given in options.items()},
-    )
+    names = {
+        "queue": policies.queue.name,
+        "placement": policies.placement.name,
+        "allocator": policies.allocator.name,
+        "predictor": predictor if isinstance(predictor, str) else predictor.name,
+        "contention": eliminator.name if eliminator else NO_CONTENTION,
+    }
+    return Prepared(simulation, policies, names)
 
 
 def _run(simulation: Simulation, until_seconds: float, watch: Watch | None) -> bool:

@@ -11,10 +11,11 @@ from cotenant.core.model.tenancy import Tenant
 from cotenant.core.policy.options import split_names
 from cotenant.core.policy.profiles import Profile
 from cotenant.simulator import snapshots
+from cotenant.simulator.clusters.cluster import Cluster
 from cotenant.simulator.prediction_arms import Recorded
 from cotenant.simulator.recording.events import Recorder
 from cotenant.simulator.results import Result
-from cotenant.simulator.run import Watch, simulate
+from cotenant.simulator.run import Prepared, Watch, prepare, simulate
 from cotenant.simulator.traces import SNAPSHOT, Trace, load
 
 CONTENDING = {"bandwidth", "colocation"}  # the models of speed in which jobs slow each other down
@@ -52,12 +53,16 @@ class Scenario:
         Raises:
             BadSnapshot: the snapshot is invalid.
         """
-        taken = snapshots.read(path)
+        return cls.of_taken(snapshots.read(path), str(path))
+
+    @classmethod
+    def of_taken(cls, taken: snapshots.Snapshot, path: str) -> Self:
+        """Return the scenario of a snapshot that is already read from a path."""
         names = {group: used.name for group, used in taken.policies.items() if group in DECIDING}
         options = {group: dict(taken.policies[group].options) for group in names if taken.policies[group].options}
         if taken.rules:
             options["simulator"] = dict(taken.rules)
-        base = cls(str(path), str(path), SNAPSHOT, predictor=Recorded.name, tenants=taken.tenants)
+        base = cls(path, path, SNAPSHOT, predictor=Recorded.name, tenants=taken.tenants)
         return replace(base.choosing(names, options), recorded=options)
 
     def as_arm(self, names: Mapping[str, str], options: Mapping[str, Mapping[str, str]]) -> Self:
@@ -88,6 +93,11 @@ class Scenario:
         names = profile.names() if CONTENDING & set(split_names(speed)) else profile.names({"contention": "none"})
         return self.choosing(names, profile.options_with(names))
 
+    def deciding_by(self, profile: Profile) -> Self:
+        """Return the scenario with a profile's policies, which know what those in use know: the estimates stay."""
+        names = profile.names({"predictor": self.predictor, "contention": self.contention})
+        return self.choosing(names, profile.options_with(names))
+
     def read(self, *, watch: Callable[[int], None] | None = None) -> Trace:
         """Return the trace without overlays; `watch` receives the number of rows read. Raises BadTrace."""
         return load(self.trace, self.format, skip_bad_rows=self.skip_bad_rows, watch=watch)
@@ -99,20 +109,22 @@ class Scenario:
         return simulate(
             self.trace if trace is None else trace,
             self.cluster,
-            queue=self.queue,
-            placement=self.placement,
-            allocator=self.allocator,
-            predictor=self.predictor,
-            contention=self.contention,
-            tenants=self.tenants,
-            options=self.options,
-            seed=self.seed,
+            **self._decisions(),
             overlay=self.overlay,
             format_name=self.format,
             skip_bad_rows=self.skip_bad_rows,
             watch=watch,
             recorder=recorder,
         )
+
+    def prepare(self, trace: Trace, cluster: Cluster, recorder: Recorder) -> Prepared:
+        """Return the simulation before its first event, of a trace and cluster already read."""
+        return prepare(trace, cluster, **self._decisions(), recorder=recorder)
+
+    def _decisions(self) -> dict[str, Any]:
+        """Return the arguments of a simulation that say how it decides."""
+        names = ("queue", "placement", "allocator", "predictor", "contention", "tenants", "options", "seed")
+        return {name: getattr(self, name) for name in names}
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain values; options are sorted by name."""

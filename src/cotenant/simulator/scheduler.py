@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from cotenant.core.capacity.ledger import Holding, Overcommitted
+from cotenant.core.forecast.forecast_state import QueueSnapshot, RunningEntry, WaitingEntry
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.core.model.job_table import Ints, Jobs, JobTable
@@ -28,6 +29,7 @@ from cotenant.core.model.resources import UNITS, Resources, added
 from cotenant.core.model.tenancy import NO_TENANTS, Headroom, Tenancy
 from cotenant.core.policy.capabilities import capability_of
 from cotenant.core.policy.protocols import EndedJob, FixedWhileWaiting
+from cotenant.core.prediction.remaining_time import RemainingTime
 from cotenant.core.scheduling import cycle
 from cotenant.core.scheduling.admission import RULES, FairShare, Rules
 from cotenant.core.scheduling.ordering import rank
@@ -399,6 +401,30 @@ class Scheduler:
         jobs = self._table.jobs(now, rows)
         order = checked_order(self._queue, jobs, now)
         return cycle.Admission(jobs, order, self._queue, self._capacity, now, rules, self._tenancy)
+
+    def queue_snapshot(self, now: float, rest_of: Callable[[str], RemainingTime]) -> QueueSnapshot:
+        """Return the state from which a start forecast begins, with the waiting jobs in the queue's order.
+
+        `rest_of` gives the remaining run time of a job. The snapshot shares the scheduler's ledger.
+        """
+        admission = self._ordered(now, None, self._rules)
+        jobs = admission.jobs
+        view = SimulatedClusterView(self._sim_jobs, self._occupancy, jobs, self._world.stop_cost_seconds, now)
+        ranked = [self._sim_jobs[sequence] for sequence in jobs.sequence[admission.choice.ranked].tolist()]
+        running = [(job_id, sim_job) for job_id, sim_job in self._by_id.items() if sim_job.running]
+        return QueueSnapshot(
+            self._ledger,
+            [
+                RunningEntry(job_id, one.holdings, rest_of(job_id), one.job.tenant, view.running_job(job_id))
+                for job_id, one in running
+            ],
+            [WaitingEntry(one.gang(now), rest_of(one.job.id)) for one in ranked if not one.running],
+            self._queue.strict,
+            self._tenancy.headroom(jobs, jobs.running),
+            self._rules.reserving,
+            {self._sim_jobs[int(jobs.sequence[row])].job.id: before for row, before in admission.stoppable},
+            now,
+        )
 
     def _give_up(self, admission: cycle.Admission) -> bool:
         """Remove the jobs that the order gives up; returns whether there were any, for the order to be repeated."""

@@ -65,10 +65,12 @@ class Held(Amounts):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The prediction of a job: its total run time, and the confidence."""
+    """The prediction of a job: its total run time, the confidence, and the range that holds in 8 of 10 cases."""
 
     total_seconds: float
     confidence: float
+    total_p10_seconds: float | None = None
+    total_p90_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,10 +313,20 @@ def read(path: Path | str) -> Snapshot:
         BadSnapshot: the file cannot be read, or its content is invalid.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        plain_value = json.loads(text)
+        document = Path(path).read_bytes()
     except OSError as error:
         raise BadSnapshot(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from error
+    return parse(document, str(path))
+
+
+def parse(document: bytes, path: str) -> Snapshot:
+    """Return the snapshot in a document; errors name it by its path.
+
+    Raises:
+        BadSnapshot: its content is invalid.
+    """
+    try:
+        plain_value = json.loads(document.decode())
     except json.JSONDecodeError as error:
         raise BadSnapshot(f"{path}:{error.lineno}:{error.colno}: invalid JSON: {error.msg.lower()}") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, a number too long, or nested too deeply

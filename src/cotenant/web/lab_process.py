@@ -134,9 +134,7 @@ def scenario_of(choice: Choice, base: Scenario) -> Scenario:
         return base.choosing({choice.kind: choice.name}, {})
     if choice.name not in PROFILES:
         raise NoSnapshot(f"there is no profile {shown(choice.name)}")
-    profile = PROFILES[choice.name]
-    names = profile.names({"predictor": base.predictor, "contention": base.contention})
-    return base.choosing(names, profile.options_with(names))
+    return base.deciding_by(PROFILES[choice.name])
 
 
 class Progress:

@@ -44,7 +44,7 @@ SERVED_BY = {
     **dict.fromkeys(("JobService", "ArrayService", "TenantService", "FolderService"), "queue"),
     **dict.fromkeys(("SecretService", "ScheduleService"), "queue"),
     **dict.fromkeys(("NodeService", "AgentService", "PlacementService"), "placement"),
-    **dict.fromkeys(("PredictorService", "ObservationService"), "predictor"),
+    **dict.fromkeys(("PredictorService", "ObservationService", "AdviceService"), "predictor"),
     **dict.fromkeys(("ContentionService", "SampleService"), "contention"),
     "ProcessService": "contention",
     "PolicyService": "queue",

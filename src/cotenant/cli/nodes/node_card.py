@@ -68,6 +68,8 @@ def _card(view: views.View) -> Pairs:
     for gpu in view["gpu_list"]:
         yield "GPU", _gpu(gpu)
     yield "jobs", ", ".join(view["attempts"]) or "none"
+    if limits := view["capabilities"]["limits"]:
+        yield "executor", limits
     for sentence in view["not_enforced"]:
         yield "not enforced", sentence
     for problem in view["problems"]:

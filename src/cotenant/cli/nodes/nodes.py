@@ -83,6 +83,8 @@ def nodes(
     kinds = views.amounts_shown(rows)
     print_table(columns(kinds), [row(view, kinds) for view in rows], nothing="no node has registered yet")
     for view in rows:
+        if limits := view["capabilities"]["limits"]:
+            note(f"{view['id']}: its executor: {limits}")
         for sentence in view["not_enforced"]:
             note(f"{view['id']}: not enforced: {sentence}")
         for problem in view["problems"]:

@@ -204,7 +204,7 @@ def _job(job: Job, estimate: Estimate, nodes: Mapping[str, Node]) -> snapshots.J
     since = attempt.start_time if attempt.HasField("start_time") else attempt.assign_time
     known = None
     if estimate.predictable:
-        known = snapshots.Known(_ran_seconds(job) + specs.seconds(estimate.remaining), estimate.confidence)
+        known = _known(_ran_seconds(job), estimate)
     return snapshots.Job(
         id=job.id,
         submitted_seconds=specs.seconds(job.create_time),
@@ -238,6 +238,17 @@ def _job(job: Job, estimate: Estimate, nodes: Mapping[str, Node]) -> snapshots.J
         borrows=any(task.reclaimable for part in attempt.allocations for task in part.tasks),
         refusal=f"{job.refusal.code}: {job.refusal.detail}" if job.refusal.code else "",
     )
+
+
+def _known(ran_seconds: float, estimate: Estimate) -> snapshots.Known:
+    """Return what is predicted of a job's total run time."""
+    from cotenant.simulator import snapshots
+
+    early, late = (
+        ran_seconds + specs.seconds(getattr(estimate, name)) if estimate.HasField(name) else None
+        for name in ("remaining_p10", "remaining_p90")
+    )
+    return snapshots.Known(ran_seconds + specs.seconds(estimate.remaining), estimate.confidence, early, late)
 
 
 def _by_end(job: Job) -> tuple[int, str]:

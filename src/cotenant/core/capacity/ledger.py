@@ -25,6 +25,7 @@ from cotenant.core.capacity.replica_counts import Counts as Counts
 from cotenant.core.capacity.replica_counts import count_in_each, count_room
 from cotenant.core.model.gang import Demand
 from cotenant.core.model.node import NodeShape, UnhealthyCapacity, matches_gpu_type
+from cotenant.core.model.node_capabilities import Capability
 from cotenant.core.model.resources import (
     KINDS,
     NAMES,
@@ -117,6 +118,7 @@ class Ledger:
         names = {rack: number for number, rack in enumerate(dict.fromkeys(self.racks))}
         self.rack_numbers: Counts = np.array([names[rack] for rack in self.racks], dtype=np.int64)
         self.runs_containers: NDArray[np.bool_] = np.array([shape.containers for shape in shapes], dtype=np.bool_)
+        self._able: dict[tuple[Capability, ...], NDArray[np.bool_]] = {}
         self._types = tuple(shape.gpu_type for shape in shapes)
         self._of_type: dict[str, NDArray[np.bool_]] = {}
         self._journals: list[list[tuple[Holding, int]]] = []  # one per active `rolled_back`
@@ -147,7 +149,7 @@ class Ledger:
         other = shallow_copy(self)
         other._set_free(self.free.copy())
         other._milli, other.open = self._milli.copy(), self.open.copy()
-        other._of_type, other._room_of_kind = {}, {}  # caches, filled on demand
+        other._of_type, other._room_of_kind, other._able = {}, {}, {}  # caches, filled on demand
         other.totals = None
         other._journals, other._changes, other._forgotten = [], [], 0
         return other
@@ -171,6 +173,12 @@ class Ledger:
             kinds = {name: matches_gpu_type(name, gpu_type) for name in set(self._types)}
             self._of_type[gpu_type] = np.array([kinds[name] for name in self._types], dtype=np.bool_)
         return self._of_type[gpu_type]
+
+    def able(self, needs: tuple[Capability, ...]) -> NDArray[np.bool_]:
+        """Return which nodes have executors that can do all of this."""
+        if needs not in self._able:
+            self._able[needs] = np.array([shape.lacks.isdisjoint(needs) for shape in self.shapes], dtype=np.bool_)
+        return self._able[needs]
 
     def room(self, demand: Demand, *, empty: bool = False, everywhere: bool = False) -> Counts:
         """Return for each node how many replicas of a demand it could take now, or if it were `empty`.

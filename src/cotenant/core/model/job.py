@@ -9,6 +9,7 @@ from enum import StrEnum
 from cotenant.core.model.dependencies import Dependency
 from cotenant.core.model.job_array import ArraySpec, ArrayTask
 from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
+from cotenant.core.model.node_capabilities import Capability
 from cotenant.core.model.notification import Trigger
 from cotenant.core.model.resources import WHOLE_GPU_MILLI as WHOLE_GPU_MILLI
 from cotenant.core.model.resources import Amounts, Resources, added, amounts_of
@@ -302,13 +303,19 @@ class JobSpec:
         return replace(self, roles=tuple(replace(role, replicas=count) for role, count in numbered))
 
     @property
+    def needs(self) -> tuple[Capability, ...]:
+        """What it needs of the executors of its nodes."""
+        wanted = ((self.upload, Capability.FOLDERS), (self.secrets, Capability.SECRETS))
+        return tuple(capability for given, capability in wanted if given)
+
+    @property
     def shape(self) -> Shape:
         """What decides where the job fits: two jobs of the same shape are refused for the same reasons.
 
         A job that may be preempted may borrow what others may not.
         """
         roles = tuple((role.name, role.replicas, role.request) for role in self.roles)
-        return roles, self.locality, self.spread, self.preemptible, bool(self.container.image)
+        return roles, self.locality, self.spread, self.preemptible, bool(self.container.image), self.needs
 
 
-Shape = tuple[tuple[tuple[str, int, Request], ...], Locality | None, Spread, bool, bool]
+Shape = tuple[tuple[tuple[str, int, Request], ...], Locality | None, Spread, bool, bool, tuple[Capability, ...]]

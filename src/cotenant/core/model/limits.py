@@ -48,6 +48,7 @@ REQUEST_SPECS_BYTES_MAX = 512 * KIB
 REQUEST_DIGESTS_BYTES_MAX = 384 * KIB  # of 10,000 digests
 REQUEST_SECRET_BYTES_MAX = 72 * KIB
 REQUEST_CHUNKS_BYTES_MAX = 3 * KIB * KIB + 64 * KIB
+REQUEST_SNAPSHOT_BYTES_MAX = 3 * KIB * KIB + 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ _LIMITS = (
     Limit("request with jobs", REQUEST_SPECS_BYTES_MAX, "bytes", "`SimulateJob`."),
     Limit("request with digests", REQUEST_DIGESTS_BYTES_MAX, "bytes", "`FindMissingChunks`."),
     Limit("request with chunks", REQUEST_CHUNKS_BYTES_MAX, "bytes", "`WriteChunks`."),
+    Limit("request with a snapshot", REQUEST_SNAPSHOT_BYTES_MAX, "bytes", "`PlanJobs`; the snapshot may have 3 MiB."),
     Limit("request with a secret", REQUEST_SECRET_BYTES_MAX, "bytes", "`SetSecret`; its value may have 64 KiB."),
     Limit("candidates of a plan", PLAN_CANDIDATES_MAX, "jobs", "Between services: `PlanPlacement`."),
     Limit("candidates of a forecast", FORECAST_CANDIDATES_MAX, "jobs", "Between services: `ForecastStarts`."),

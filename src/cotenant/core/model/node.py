@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cotenant.core.model.node_capabilities import EVERYTHING, Capability, NodeCapabilities
 from cotenant.core.model.resources import WHOLE_GPU_MILLI, Amounts, Resources, amounts_of, present
 
 
@@ -122,7 +123,7 @@ class UnhealthyCapacity:
 class NodeShape(Amounts):
     """The total resources of a node, as counts. `count` 0: such a node could join but has not.
 
-    `containers`: whether jobs with an image can run on it.
+    `containers`: whether jobs with an image can run on it. `lacks`: what its executor cannot do.
     """
 
     gpus: int
@@ -131,6 +132,7 @@ class NodeShape(Amounts):
     shareable: bool = False
     count: int = 1
     containers: bool = True
+    lacks: frozenset[Capability] = frozenset()
 
     def __str__(self) -> str:
         """Return the shape as refusals name it."""
@@ -163,8 +165,8 @@ def alternatives(wanted: str) -> list[str]:
     return [one.strip() for one in wanted.split("|")]
 
 
-def shape_of(inventory: Inventory) -> NodeShape:
-    """Return the total resources of a node."""
+def shape_of(inventory: Inventory, capabilities: NodeCapabilities = EVERYTHING) -> NodeShape:
+    """Return the total resources of a node, and what it can run."""
     return NodeShape(
         gpus=len(inventory.gpus),
         cores=len(inventory.cores),
@@ -172,6 +174,7 @@ def shape_of(inventory: Inventory) -> NodeShape:
         gpu_type=inventory.gpu_type,
         shareable=inventory.shareable,
         containers=bool(inventory.container_runtime),
+        lacks=capabilities.lacks,
     )
 
 

@@ -6,10 +6,15 @@ from collections.abc import Callable
 
 from cotenant.core.model.job import JobSpec
 from cotenant.core.placement.anti_affinity import SpreadOut
+from cotenant.core.placement.capable_nodes import HasCapabilities
 from cotenant.core.placement.constraint import Constraint
 from cotenant.core.placement.container_nodes import RunsContainers
 
-JOB_CONSTRAINTS: tuple[Callable[[JobSpec], Constraint | None], ...] = (SpreadOut.of, RunsContainers.of)
+JOB_CONSTRAINTS: tuple[Callable[[JobSpec], Constraint | None], ...] = (
+    SpreadOut.of,
+    RunsContainers.of,
+    HasCapabilities.of,
+)
 
 
 def constraints_by(spec: JobSpec) -> tuple[Constraint, ...]:

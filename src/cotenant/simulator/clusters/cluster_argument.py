@@ -42,13 +42,14 @@ def parse_cluster(text: str) -> Cluster:
     from cotenant.simulator import snapshots  # it reads traces, whose package reads snapshots
 
     if snapshots.is_snapshot(path):
-        return _of_snapshot(text, snapshots.read(path))
+        return cluster_of_snapshot(snapshots.read(path), text)
     from cotenant.simulator.clusters import cluster_files  # importing YAML is half of a short simulation's start-up
 
     return _cluster(text, cluster_files.read(path))
 
 
-def _of_snapshot(name: str, snapshot: Snapshot) -> Cluster:
+def cluster_of_snapshot(snapshot: Snapshot, name: str) -> Cluster:
+    """Return the nodes of a snapshot."""
     nodes = snapshot.nodes
     return Cluster(
         name,

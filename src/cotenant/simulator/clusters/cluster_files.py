@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +168,9 @@ class _Kind:
             cores=self._count(given, "cores", gpus * CORES_PER_GPU, PER_NODE_MAX * CORES_PER_GPU),
             gpu_type=self._text(given, "gpu_type"),
             shareable=self._switch(given, "shareable"),
-            containers=True,
-            **{name: self._count(given, name, 0, AMOUNT_MAX) for name in AMOUNTS},
         )
+        amounts: dict[str, Any] = {name: self._count(given, name, 0, AMOUNT_MAX) for name in AMOUNTS}
+        shape = replace(shape, **amounts)
         if not (shape.gpus or shape.cores):
             raise self._bad("", "expected GPUs or cores, found neither")
         return NodeKind(

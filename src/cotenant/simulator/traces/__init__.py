@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from cotenant.simulator.snapshots import SnapshotState, is_snapshot, state_of
+from cotenant.simulator.snapshots import Snapshot, SnapshotState, is_snapshot, state_of
 from cotenant.simulator.snapshots import read as read_snapshot
 from cotenant.simulator.traces.formats import FORMATS, Format, format_named, format_of, format_of_row
 from cotenant.simulator.traces.parquet import ParquetTable, is_parquet
@@ -31,6 +31,7 @@ __all__ = [
     "TraceJob",
     "load",
     "stream",
+    "trace_of_snapshot",
     "workers",
     "write",
 ]
@@ -77,7 +78,7 @@ def load(
             skipped. Skipped rows are listed in the trace.
     """
     if format_name == SNAPSHOT or (format_name is None and is_snapshot(Path(source))):
-        return _of_snapshot(str(source))
+        return trace_of_snapshot(read_snapshot(source), str(source))
     jobs: list[TraceJob] = []
     skipped: list[BadRow] = []
     known = format_named(format_name) if format_name else None
@@ -99,8 +100,13 @@ def load(
     return _in_order(Trace(str(source), known.name, tuple(jobs), tuple(skipped)))
 
 
-def _of_snapshot(source: str) -> Trace:
-    snapshot_state, jobs, notes = state_of(read_snapshot(source))
+def trace_of_snapshot(snapshot: Snapshot, source: str) -> Trace:
+    """Return the jobs of a snapshot, with the state from which a simulation continues.
+
+    Raises:
+        BadTrace: it has no jobs.
+    """
+    snapshot_state, jobs, notes = state_of(snapshot)
     if not jobs:
         raise BadTrace(f"{source} has no jobs: none was waiting or running when it was taken")
     return Trace(source, SNAPSHOT, tuple(jobs), notes=tuple(notes), snapshot_state=snapshot_state)
