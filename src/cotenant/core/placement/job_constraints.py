@@ -8,8 +8,13 @@ from cotenant.core.model.job import JobSpec
 from cotenant.core.placement.anti_affinity import SpreadOut
 from cotenant.core.placement.constraint import Constraint
 from cotenant.core.placement.container_nodes import RunsContainers
+from cotenant.core.placement.node_availability import AvailableLongEnough
 
-JOB_CONSTRAINTS: tuple[Callable[[JobSpec], Constraint | None], ...] = (SpreadOut.of, RunsContainers.of)
+JOB_CONSTRAINTS: tuple[Callable[[JobSpec], Constraint | None], ...] = (
+    SpreadOut.of,
+    RunsContainers.of,
+    AvailableLongEnough.of,
+)
 
 
 def constraints_by(spec: JobSpec) -> tuple[Constraint, ...]:
