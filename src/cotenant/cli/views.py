@@ -325,6 +325,8 @@ def node_view(node: Node, now: float) -> View:
         "not_enforced": list(inventory.not_enforced),
         "shared_user": inventory.shared_user or None,
         "container_runtime": inventory.container_runtime or None,
+        "outer_job": inventory.outer_job or None,
+        "available_until": time_of(inventory, "available_until"),
         "agent_version": inventory.agent_version,
         "certificate": certificate_view(node.certificate),
         "create_time": time_of(node, "create_time"),
