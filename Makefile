@@ -18,7 +18,7 @@ ARGS ?=
 # One run in several processes, scheduled by tests/support/scheduler.py.
 RUN := python -m tests.support.compile && pytest -q -r fER -n auto --dist loadgroup tests src
 
-.PHONY: help setup test durations verify fuzz chaos test-vm test-images test-api test-typescript operations tests lint bench docs site reproduce demo clean
+.PHONY: help setup test durations verify fuzz chaos test-vm test-images test-api test-slurm test-typescript operations tests lint bench docs site reproduce demo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -73,6 +73,10 @@ test-api: $(STAMP) ## call a live mesh over HTTP as its OpenAPI document allows,
 	@[ -x $(SCHEMATHESIS)/bin/schemathesis ] || { python -m venv $(SCHEMATHESIS) && \
 	  $(SCHEMATHESIS)/bin/python -m pip install --quiet 'schemathesis>=4.32,<5'; }
 	@COTENANT_API_EXAMPLES=$${COTENANT_API_EXAMPLES:-20} pytest -q --timeout 900 tests/end_to_end/test_gateway.py -k schemathesis
+
+test-slurm: $(STAMP) ## install Slurm where apt can, as root, and test against a real one that the tests start
+	@command -v slurmctld >/dev/null || tools/install_slurm
+	@pytest -q --deep tests/end_to_end/test_pilots.py $(ARGS)
 
 test-typescript: $(STAMP) ## build the client for Node with npm, pack it, and test it against a live mesh
 	@cd clients/typescript && npm ci --ignore-scripts && npm run --silent build && npm pack --silent --ignore-scripts

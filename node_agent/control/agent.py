@@ -1,7 +1,8 @@
 """The agent of one server: it keeps the streams to the control plane open and runs what placement assigns.
 
 An agent may be stopped, killed or replaced at any time: jobs keep running, and the next agent re-attaches to them. It
-never stops retrying an unreachable control plane and never acts without its orders.
+never stops retrying an unreachable control plane and never acts without its orders, except that an agent in a job of
+another system stops everything before that ends (`hand_back`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from cotenant.node_agent.control.contention_link import ContentionLink
 from cotenant.node_agent.control.disk_watch import DiskWatch, Evictions
 from cotenant.node_agent.control.epoch_fence import EpochFence
 from cotenant.node_agent.control.folder_source import FolderSource
+from cotenant.node_agent.control.hand_back import HandBack
 from cotenant.node_agent.control.leader_check import LeaderCheck
 from cotenant.node_agent.control.live_profiling import LiveProfiler
 from cotenant.node_agent.control.machine_claims import claim_machine
@@ -75,7 +77,7 @@ class Agent:
         self._config, self._runtime, self._on_start = config, runtime, on_start
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set; running jobs keep running.
+        """Serve until `stop` is set; running jobs keep running, but in a job of another system they are stopped.
 
         Raises:
             AgentAlreadyRunning: another agent uses the state directory or parts of the machine.
@@ -122,13 +124,14 @@ class _Parts:
             window_seconds=config.sample_interval_seconds, bandwidth_enforced=self.bandwidth.enforced,
         )  # fmt: skip
         self.health = NodeHealth(
-            inventory, state_dir, link=NvmlLink(SYSFS) if config.gpus == AUTO else None, attempts=attempts,
+            inventory, state_dir, link=_nvml_link(config), attempts=attempts,
             report=outbox.report_inventory, interval_seconds=interval_seconds, sysfs=SYSFS,
             shareable=config.shareable_gpus,
         )  # fmt: skip
         self.manager = AttemptManager(
             node_id, attempts, outbox, runtime, fence, self.progress, self.profiles, throttles, self.health
         )
+        self.hand_back = HandBack(config.nesting, self.manager, outbox, self.health.drain) if config.nesting else None
         self.uploads = OutputUploads(runtime.output_directory, attempts)
         self.sessions = SessionHost(runtime, attempts)
         self.loop_lag = LoopLagMonitor()
@@ -177,7 +180,7 @@ class _Parts:
             self.inventory.not_enforced.extend(self.runtime.not_enforced())
             self._start()
             on_start()
-            await stop.wait()
+            await (self.hand_back.run(stop) if self.hand_back else stop.wait())
         finally:
             await self._close()
 
@@ -225,6 +228,7 @@ class _Parts:
             users=self.config.users,
             shared_identity=self.config.shared_identity,
             hidden=self.config.hidden,
+            nesting=self.config.nesting,
         )
 
     def _changed(self, status: Status) -> None:
@@ -239,6 +243,11 @@ class _Parts:
     def _record_end(self, status: Status) -> None:
         if status.ended:
             record(Over(self.config.node_id, status.key.job_id, status.key.number))
+
+
+def _nvml_link(config: AgentConfig) -> NvmlLink | None:
+    given = config.nesting.job.gpus if config.nesting else None
+    return NvmlLink(SYSFS, given=given) if config.gpus == AUTO else None
 
 
 def _probe_options(config: AgentConfig) -> ProbeOptions:

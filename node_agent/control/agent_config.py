@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from cotenant.node_agent.enforcement.node_settings import NodeSettings
+from cotenant.node_agent.probes.outer_job import Nesting
 
 MEBIBYTE = 1 << 20
 DAY_SECONDS = 86_400.0
@@ -36,6 +37,8 @@ class AgentConfig(NodeSettings):
     Without `share_machine` the agent refuses to start if another agent of the same user offers some of its CPUs, and
     placement holds one of two such nodes. `machine_parts` is the number of agents that share the machine: each offers
     an equal part of its memory and scratch space.
+
+    `nesting` is set if the agent runs in a job of another system, and stays within what that was given.
     """
 
     node_id: str
@@ -65,6 +68,7 @@ class AgentConfig(NodeSettings):
     hidden: tuple[Path, ...] = ()
     share_machine: bool = True
     machine_parts: int = 1
+    nesting: Nesting | None = None
 
     def to_json(self) -> str:
         """Return the settings as one line of JSON.
@@ -82,4 +86,6 @@ class AgentConfig(NodeSettings):
         values["state_dir"] = Path(values["state_dir"])
         values["hidden"] = tuple(map(Path, values["hidden"]))
         values["cpus"] = None if values["cpus"] is None else tuple(values["cpus"])
+        nesting = values.get("nesting")
+        values["nesting"] = Nesting.from_fields(nesting) if nesting else None
         return cls(**values)

@@ -1,7 +1,7 @@
 """Carries out placement's orders to launch, resize, profile, stop and forget attempts.
 
-Orders may repeat, arrive late or be lost. An attempt is kept until placement has acknowledged its end. The agent stops
-or forgets nothing on its own authority.
+Orders may repeat, arrive late or be lost. An attempt is kept until placement has acknowledged its end. Nothing is
+stopped or forgotten here without an order; `hand_back` gives some of its own.
 """
 
 from __future__ import annotations

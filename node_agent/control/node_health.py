@@ -80,6 +80,7 @@ class NodeHealth:
         self._checking = asyncio.Lock()
         self._disk: asyncio.Task[core.NodeReading] | None = None
         self._starting: asyncio.Task[list[dict[str, Any]]] | None = None
+        self._outer_job_ends = ""
         self._note = ""  # why there are no GPUs, while there are none
         self._era = core.BootInstance()
         if link is not None:
@@ -143,7 +144,7 @@ class NodeHealth:
     async def check(self) -> None:
         """Check everything once and publish changes."""
         async with self._checking:
-            node = await self._read_node()
+            node = replace(await self._read_node(), outer_job_ends=self._outer_job_ends)
             readings, why = await self._readings()
             standing = [finding.rule for finding in self._findings if not finding.gpu_uuid]
             signs = core.node_signs(node, standing)
@@ -174,6 +175,11 @@ class NodeHealth:
     async def wait_for_resources(self, given_up: Callable[[], bool]) -> str:
         """Wait briefly until the agent has the resources for a launch; return what is missing, or "" if `given_up`."""
         return await self._limits.wait_for_resources(given_up)
+
+    async def drain(self, reason: str) -> None:
+        """Report that the node takes no more work and is drained, because the outer job ends."""
+        self._outer_job_ends = reason
+        await self.check()
 
     def wake(self) -> None:
         """Check at once."""

@@ -107,15 +107,15 @@ class PlacementLink:
             call.cancel()
 
     async def flush_outbox(self) -> None:
-        """Wait until queued reports are sent, for `FLUSH_SECONDS_MAX` at most."""
+        """Wait until queued reports are sent, for `FLUSH_SECONDS_MAX` at most; a goodbye ends the stream."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_SECONDS_MAX):
-                while self._stub is not None and (self._writing or self._outbox):
+                while self._stub is not None and (self._writing or self._outbox or self._outbox.said_goodbye):
                     self._sent.clear()
                     await self._sent.wait()
 
     async def run(self) -> None:
-        """Keep a stream open until cancelled."""
+        """Keep a stream open until cancelled, or until a goodbye was said."""
         while True:
             try:
                 await self._hold_stream()
@@ -124,6 +124,8 @@ class PlacementLink:
                 reason = str(error)
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
+            if self._outbox.said_goodbye:
+                await asyncio.Event().wait()  # until cancelled: another hello would bring the node back
             wait_seconds = self._backoff.next_seconds()
             log.warning(
                 "placement_disconnected", endpoint=self._endpoint, why=reason, retry_seconds=round(wait_seconds, 2)
@@ -147,6 +149,7 @@ class PlacementLink:
                     await cancel_and_wait(sender)
             finally:
                 self._stub = self._folders = self._secrets = None
+                self._sent.set()
                 call.cancel()
 
     async def _handshake(self, call: Any) -> float:

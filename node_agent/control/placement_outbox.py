@@ -18,6 +18,7 @@ class PlacementOutbox:
         self._message = agent_pb2.ConnectRequest()
         self._progress: dict[AttemptKey, agent_pb2.ProgressReport] = {}
         self.filled = asyncio.Event()
+        self.said_goodbye = False
 
     def report(self, report: agent_pb2.AttemptReport) -> None:
         """Queue an attempt's report; all reports are sent, in order."""
@@ -42,6 +43,12 @@ class PlacementOutbox:
     def report_inventory(self, inventory: resources_pb2.Inventory) -> None:
         """Queue the node's changed inventory."""
         self._message.inventory.CopyFrom(inventory)
+        self.filled.set()
+
+    def say_goodbye(self, reason: str) -> None:
+        """Queue the node's goodbye, after everything else."""
+        self._message.goodbye.reason = reason
+        self.said_goodbye = True
         self.filled.set()
 
     def __bool__(self) -> bool:

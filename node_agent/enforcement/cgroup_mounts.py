@@ -7,6 +7,10 @@ The rule, for version 2 and for each hierarchy of version 1:
 2. Otherwise they go below the root of the mounted hierarchy, so that they do not depend on how the agent was started.
 3. If that place is not writable, the other one is tried.
 
+An agent in another system's job is given nothing outside of its own group, so only that is tried. In version 1 it
+leaves the freezer's hierarchy alone if it has a group of its own there: by that group the other system finds the
+processes of the job, and it does not look at groups below.
+
 `cotenant/<node id>` is created below the chosen place. Version 2 allows a group to have either processes or controlled
 children: if the agent is in the group where the children belong, all processes there first move to `cotenant-agent`,
 which is the usual arrangement in a container or a delegated unit. From then on no process can enter the unit's own
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -86,10 +90,26 @@ def _mounts(text: str, own_paths: dict[str, str]) -> Iterator[Mount]:
         yield Mount(version, controllers, root, os.path.dirname(own) if own.endswith(f"/{AGENT_GROUP}") else own)
 
 
-def open_node_group(node_id: str, mounts: list[Mount] | None = None) -> Group | None:
-    """Create `cotenant/<node id>` and return it, with the controllers that are there; None without any permissions."""
+def open_node_group(node_id: str, mounts: list[Mount] | None = None, *, nested: bool = False) -> Group | None:
+    """Create `cotenant/<node id>` and return it, with the controllers that are there; None without any permissions.
+
+    A `nested` agent's is below its own groups.
+    """
     mounts = find_mounts() if mounts is None else mounts
+    if nested:
+        mounts = [within_own(mount) for mount in mounts]
     return _open_version_2(node_id, mounts) or _open_version_1(node_id, mounts)
+
+
+def within_own(mount: Mount) -> Mount:
+    """Return the mount reduced to the agent's own group and what is below.
+
+    >>> within_own(Mount(1, ("cpu", "freezer"), "/f", "/f/slurm/job_1"))
+    Mount(version=1, controllers=('cpu',), root='/f/slurm/job_1', own='/f/slurm/job_1')
+    """
+    tracked = mount.version == 1 and mount.own != mount.root
+    controllers = tuple(name for name in mount.controllers if not (tracked and name == "freezer"))
+    return replace(mount, controllers=controllers, root=mount.own)
 
 
 def _candidates(mount: Mount) -> list[str]:

@@ -14,6 +14,7 @@ import structlog
 
 from cotenant.node_agent.enforcement.cgroup_mounts import Mount, find_mounts
 from cotenant.node_agent.probes import gpus as gpu_probe
+from cotenant.node_agent.probes.outer_job import Nesting, select_gpus
 from cotenant.node_agent.supervisor.cgroups import UNLIMITED_BYTES, parse_cpu_list, read_text
 from cotenant.node_agent.supervisor.kernel_files import online_cpus
 from cotenant.v1 import resources_pb2
@@ -145,6 +146,12 @@ class ProbeOptions:
     machine: str = ""
     machine_parts: int = 1
     scratch_directory: str = ""
+    nesting: Nesting | None = None
+
+    @property
+    def gpus_given(self) -> tuple[str, ...] | None:
+        """The GPUs that an outer job was given; None: all."""
+        return self.nesting.job.gpus if self.nesting else None
 
 
 def probe(
@@ -161,13 +168,14 @@ def probe(
     if options.gpus != gpu_probe.AUTO:
         numa_nodes = sorted({core.numa_node for core in cores})
         gpus = gpu_probe.declared_gpus(options.node_id, options.gpus, numa_nodes, shareable=options.shareable_gpus)
+        gpus = select_gpus(gpus, [gpu.uuid for gpu in gpus], options.gpus_given)
     scratch, scratch_bytes = options.scratch_directory, 0
     try:
         scratch_bytes = file_system_bytes(scratch) // options.machine_parts if scratch else 0
     except OSError as error:
         log.error("scratch_directory_unusable", directory=scratch, error=str(error))
         troubles.append(f"the scratch directory {scratch} is configured but not usable: {error.strerror}")
-    return resources_pb2.Inventory(
+    inventory = resources_pb2.Inventory(
         cores=cores,
         gpus=gpus,
         memory_bytes=machine_memory_bytes(options.memory_bytes) // options.machine_parts,
@@ -178,6 +186,11 @@ def probe(
         machine=options.machine,
         scratch_bytes=scratch_bytes,
     )
+    if options.nesting is not None:
+        inventory.outer_job = options.nesting.job.id
+        if options.nesting.drain_time is not None:
+            inventory.available_until.FromMilliseconds(int(options.nesting.drain_time * 1000))
+    return inventory
 
 
 def file_system_bytes(path: str) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 
 from cotenant.node_agent.backoff import Backoff
+from cotenant.node_agent.probes.outer_job import select_gpus
 from cotenant.rpc import events as rpc_events
 
 log = structlog.get_logger()
@@ -60,6 +61,8 @@ class NvmlLink:
     troubles: list[str] = field(default_factory=list)  # problems with single GPUs at the last listing
     minors: dict[str, int] = field(default_factory=dict)  # the N of /dev/nvidiaN by UUID, if reported
     unwatched: list[str] = field(default_factory=list)  # GPUs without events, and why
+    given: tuple[str, ...] | None = None  # GPUs to use, by index or UUID; None: all
+    _given: set[str] = field(default_factory=set)  # the UUIDs of those, as of the last listing
     _process: asyncio.subprocess.Process | None = None
     _reader: asyncio.Task[None] | None = None
     _answers: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
@@ -81,7 +84,7 @@ class NvmlLink:
                 await self._start()
             answer = await self._request("readings", self.ask_seconds_max)
             readings: list[dict[str, Any]] = answer["readings"]
-            return readings
+            return [raw for raw in readings if self._uses(str(raw["uuid"]))]
 
     async def _start(self) -> list[dict[str, Any]]:
         """Start a process and list all GPUs, which it must do before it can read them."""
@@ -102,7 +105,9 @@ class NvmlLink:
     async def _list_gpus(self, seconds_max: float | None = None) -> list[dict[str, Any]]:
         answer = await self._request("gpus", seconds_max or self.ask_seconds_max)
         self.troubles = answer["troubles"]
-        gpus: list[dict[str, Any]] = answer["gpus"]
+        listed: list[dict[str, Any]] = answer["gpus"]
+        gpus = select_gpus(listed, [str(gpu["uuid"]) for gpu in listed], self.given)
+        self._given = {str(gpu["uuid"]) for gpu in gpus}
         self.minors = {gpu["uuid"]: gpu["minor"] for gpu in gpus if gpu["minor"] >= 0}
         return gpus
 
@@ -167,10 +172,14 @@ class NvmlLink:
         elif "no_events" in message:
             self.unwatched = message["no_events"]
             log.warning("nvml_events_unavailable", why=self.unwatched)
-        else:
+        elif self._uses(str(message["uuid"])):
             event = Event(str(message["uuid"]), message.get("xid"))
             log.warning("nvml_event", gpu=event.gpu_uuid, xid=event.xid)
             self.events(event)
+
+    def _uses(self, uuid: str) -> bool:
+        """Return whether the agent uses a GPU: an outer job may have been given only some."""
+        return self.given is None or uuid in self._given
 
     async def _end(self) -> None:
         """Kill the process; if the kernel blocks it, keep it and start no other one."""

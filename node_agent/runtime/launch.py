@@ -29,6 +29,7 @@ from cotenant.node_agent.containers.container_runtime import ContainerRuntime
 from cotenant.node_agent.enforcement.core_changes import task_group
 from cotenant.node_agent.enforcement.hook import NewAttempt
 from cotenant.node_agent.enforcement.hooks import Hooks, end_hook, make_hooks, variables
+from cotenant.node_agent.probes.outer_job import Nesting
 from cotenant.node_agent.runtime.assignment_checks import command_of, warning_signal_of
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.node_cgroup import NodeCgroup
@@ -74,7 +75,8 @@ class LaunchContext:
 
     `hooks` enforce their limits. `home` is the group that supervisors move to, None if they stay in the agent's.
     `hidden` are paths that namespaces hide from jobs; if it is empty, jobs have no namespaces of their own. `starter`
-    starts their supervisors. `containers` runs those that have an image, `secrets` keeps their secrets.
+    starts their supervisors. `containers` runs those that have an image, `secrets` keeps their secrets. `nesting`
+    describes the outer job, if the agent runs in one.
     """
 
     node_group: Group | None
@@ -90,6 +92,7 @@ class LaunchContext:
     starter: SupervisorStarter = field(default_factory=SupervisorStarter)
     containers: ContainerRuntime | None = None
     secrets: SecretFiles = field(default_factory=lambda: SecretFiles(Path("/nonexistent")))
+    nesting: Nesting | None = None
 
 
 def launch_context(
@@ -113,6 +116,7 @@ def launch_context(
         hidden=hidden,
         containers=containers,
         secrets=secrets,
+        nesting=context.nesting,
     )
 
 
@@ -139,6 +143,14 @@ def time_limit_seconds_of(assignment: agent_pb2.Assignment) -> float | None:
     """Return how long the attempt may run, grace included; None if forever."""
     spec = assignment.spec
     return spec.time_limit.ToMicroseconds() / 1e6 if spec.HasField("time_limit") else None
+
+
+def outer_process_spec(nesting: Nesting | None) -> dict[str, object] | None:
+    """Return what a supervisor knows of the outer job; None if there is none."""
+    if nesting is None:
+        return None
+    pid, ticks = nesting.job.process or (None, None)
+    return {"name": nesting.job.name, "pid": pid, "start_ticks": ticks}
 
 
 def attempt_group(surroundings: LaunchContext, directory: AttemptDirectory) -> Group | None:
@@ -294,6 +306,7 @@ def supervisor_spec(
         "grace_seconds": grace_seconds_of(assignment),
         "output_bytes_max": surroundings.output_bytes_max,
         "descriptors_max": file_descriptors.original_limit(),
+        "outer": outer_process_spec(surroundings.nesting),
         "leash": disconnect_limit_of(assignment, surroundings.lease_path),
         "time_limit_seconds": time_limit_seconds_of(assignment),
         "group": group.to_json() if group else None,

@@ -10,6 +10,7 @@ controllers to anyone: there only the supervisors move.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,8 +37,14 @@ class NodeCgroup:
     not_enforced: tuple[str, ...]
 
 
-def open_node_cgroup(node_id: str, bus: Bus | None, tree: Path = TREE) -> NodeCgroup:
-    """Find or create the groups. `bus` is None if systemd is not the system's manager. Blocks."""
+def open_node_cgroup(node_id: str, bus: Bus | None, tree: Path = TREE, *, nested: bool = False) -> NodeCgroup:
+    """Find or create the groups. `bus` is None if systemd is not the system's manager. Blocks.
+
+    All groups of a `nested` agent are in its own, and its supervisors stay there: they end with the outer job.
+    """
+    if nested:
+        group = cgroup_mounts.open_node_group(node_id, nested=True)
+        return NodeCgroup(group, None, () if group else (NO_GROUPS,))
     if bus is None:
         return _without_scope(node_id)
     mounts = cgroup_mounts.find_mounts()
@@ -52,6 +59,15 @@ def open_node_cgroup(node_id: str, bus: Bus | None, tree: Path = TREE) -> NodeCg
     within = [_delegated_mount(mount, scope) for mount in mounts]
     group = cgroup_mounts.open_node_group(node_id, within)
     return NodeCgroup(group, _scope_group(scope, tree), () if group else (NO_GROUPS,))
+
+
+def remove_nested(node: Group) -> None:
+    """Remove the groups of a nested node that is empty, so that the other system can remove its own. Blocks."""
+    node.remove()
+    above = {name: os.path.dirname(path) for name, path in node.directories.items()}
+    for path in above.values():
+        with contextlib.suppress(OSError):  # another node's groups are in it
+            os.rmdir(path)
 
 
 def _without_scope(node_id: str, *why: str) -> NodeCgroup:

@@ -96,7 +96,7 @@ class ProcessRuntime:
         )
         self._sockets = socket_directory(context.state_dir)
         self._counters = Resctrl.open()
-        place = await asyncio.to_thread(node_cgroup.open_node_cgroup, context.node_id, reach_systemd())
+        place = await self._open_node_cgroup()
         secrets = await asyncio.to_thread(open_secret_files, context.state_dir)
         private = [context.state_dir, secrets.root, *context.hidden]
         identity = await asyncio.to_thread(find_identity, context.users, private)
@@ -294,6 +294,11 @@ class ProcessRuntime:
             or assignment_checks.resource_conflict(allocation, live, inventory)
         )
 
+    async def _open_node_cgroup(self) -> node_cgroup.NodeCgroup:
+        nested, node_id = self._context.nesting is not None, self._context.node_id
+        bus = None if nested else reach_systemd()
+        return await asyncio.to_thread(node_cgroup.open_node_cgroup, node_id, bus, nested=nested)
+
     async def _ensure_node_cgroup(self) -> None:
         """Create the group of all attempts again if it is gone: systemd removes an empty scope.
 
@@ -301,7 +306,7 @@ class ProcessRuntime:
         """
         group = self._surroundings.node_group
         if group is not None and not group.exists():
-            place = await asyncio.to_thread(node_cgroup.open_node_cgroup, self._context.node_id, reach_systemd())
+            place = await self._open_node_cgroup()
             log.warning("node_cgroup_recreated", group=group.paths()[0])
             self._surroundings = dataclasses.replace(self._surroundings, node_group=place.node_group, home=place.home)
 
@@ -535,3 +540,10 @@ class ProcessRuntime:
         await asyncio.to_thread(self._surroundings.starter.close)
         if not self._attempts:  # attempts that live on hide the directory from each other
             self._surroundings.secrets.close()
+        group = self._surroundings.node_group
+        if (
+            self._context.nesting is not None
+            and group is not None
+            and not any(each.live for each in self._attempts.values())
+        ):
+            await asyncio.to_thread(node_cgroup.remove_nested, group)

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.throttle import FREE, Throttle
 from cotenant.node_agent.enforcement.node_settings import NodeSettings
+from cotenant.node_agent.probes.outer_job import Nesting
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
 from cotenant.node_agent.runtime.uploaded_folder import UploadedFolders
 from cotenant.v1 import contention_service_pb2, resources_pb2
@@ -37,7 +38,8 @@ class RuntimeContext:
     each GPU's /dev/nvidiaN by UUID, as far as NVML reports it. `users` maps submitters to users of this machine.
     `shared_identity` allows jobs of several submitters to run as the agent's user if the agent is not root. `hidden`
     are paths to hide from jobs in addition to the state directory. `folders` fetches uploaded folders and `secrets`
-    secrets; None: no job has any. `image_cache_bytes` limits the cache of unpacked images.
+    secrets; None: no job has any. `image_cache_bytes` limits the cache of unpacked images. `nesting` describes the
+    job of another system that the agent runs in, if any: nothing may outlive it.
     """
 
     node_id: str
@@ -54,6 +56,7 @@ class RuntimeContext:
     folders: UploadedFolders | None = None
     image_cache_bytes: int = 50 << 30
     secrets: SecretReader | None = None
+    nesting: Nesting | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cotenant.node_agent.supervisor.cgroups import Group, GroupError
     from cotenant.node_agent.supervisor.launch_faults import NOT_LAUNCHED, cause_of, mark_executing
     from cotenant.node_agent.supervisor.lease import DisconnectLimit
+    from cotenant.node_agent.supervisor.outer_process import NONE, REASON, SETTLE_MILLISECONDS, OuterProcess
     from cotenant.node_agent.supervisor.output_file import OutputFile
     from cotenant.node_agent.supervisor.plain_json import dumps
     from cotenant.node_agent.supervisor.process_table import children, start_ticks
@@ -39,6 +40,7 @@ else:
     from cgroups import Group, GroupError
     from launch_faults import NOT_LAUNCHED, cause_of, mark_executing
     from lease import DisconnectLimit
+    from outer_process import NONE, REASON, SETTLE_MILLISECONDS, OuterProcess
     from output_file import OutputFile
     from plain_json import dumps
     from process_table import children, start_ticks
@@ -87,6 +89,9 @@ class Supervisor:
         self.poll = select.poll()
         self.notifier: socket.socket | None = None
         self.wakeup = self._catch_signals()
+        self.outer = OuterProcess(spec.get("outer"))
+        if self.outer.descriptor != NONE:
+            self.poll.register(self.outer.descriptor, select.POLLIN)
 
     def _limits(self) -> list[DisconnectLimit | TimeLimit]:
         limits: list[DisconnectLimit | TimeLimit] = []
@@ -212,9 +217,9 @@ class Supervisor:
         """Wait for an event and handle it."""
         ready = {descriptor for descriptor, _ in self.poll.poll(self._timeout_milliseconds())}
         if self.wakeup in ready:
-            caught = os.read(self.wakeup, 4096)
-            if signal.SIGTERM in caught:
-                self.handle_stop_order()
+            self._handle_signals()
+        if self.outer.gone or self.outer.descriptor in ready:
+            self._outer_job_ended()
         for task in self.tasks:
             if task.exec_reader in ready:
                 self._read_exec_result(task)
@@ -224,6 +229,23 @@ class Supervisor:
                     self.poll.unregister(descriptor)
         self.reap()
         self.run_due_actions()
+
+    def _handle_signals(self) -> None:
+        try:
+            caught = os.read(self.wakeup, 4096)
+        except BlockingIOError:
+            return
+        if signal.SIGTERM in caught:
+            self.handle_stop_order()
+
+    def _outer_job_ended(self) -> None:
+        """Kill everything: nothing may outlive the outer job."""
+        self.outer.gone = False
+        if self.outer.descriptor != NONE:
+            self.poll.unregister(self.outer.descriptor)
+            self.outer.close()
+        if not self.end_time and any(task.running for task in self.tasks):
+            self._stop(0.0, REASON, self.outer.message)
 
     def _timeout_milliseconds(self) -> int | None:
         moments = [
@@ -274,11 +296,22 @@ class Supervisor:
         return task.running or (self.stop_asked and task.group_lives())
 
     def _task_ended(self, task: TaskProcess, status: int) -> None:
+        if self.outer.nested and not self.stop_asked and not self.failed:
+            self._look_for_signal()
         task.status = status
         if task.exec_reader >= 0:
             self._read_exec_result(task)
         if task.failed and not task.exec_error:
             self.fail(task, exit_message(task, self._out_of_memory(task)))
+
+    def _look_for_signal(self) -> None:
+        """Handle a SIGTERM that the other system sent to all processes, if it ended a task first."""
+        look = select.poll()
+        look.register(self.wakeup, select.POLLIN)
+        deadline = time.monotonic() + SETTLE_MILLISECONDS / 1000
+        while not self.stop_asked and (left := deadline - time.monotonic()) > 0:
+            if look.poll(int(left * 1000) + 1):
+                self._handle_signals()
 
     def _out_of_memory(self, task: TaskProcess) -> bool:
         return task.group is not None and task.group.oom_kills() > 0
@@ -303,9 +336,18 @@ class Supervisor:
         if not self.stop_asked and not any(task.running for task in self.tasks):
             return  # it ended by itself
         grace_seconds, reason = read_stop_order() or (None, "")
+        message = ""
         if grace_seconds is None and not self.stop_asked:
-            self.failed, self.message = True, STOPPED_EXTERNALLY
             grace_seconds = as_float(self.spec["grace_seconds"])
+            if self.outer.nested:
+                reason, message = REASON, self.outer.message
+            else:
+                self.failed, message = True, STOPPED_EXTERNALLY
+        self._stop(grace_seconds, reason, message)
+
+    def _stop(self, grace_seconds: float | None, reason: str, message: str = "") -> None:
+        """Begin to stop the tasks; without a grace period, what has begun goes on."""
+        self.message = message or self.message
         self.stop_asked, self.stop_reason = True, self.stop_reason or reason
         if grace_seconds is not None:
             self.warn_then_kill(grace_seconds)
@@ -354,10 +396,7 @@ class Supervisor:
             return time.monotonic() + min(limit.next_check_seconds() for limit in self.limits)
         if not any(task.running for task in self.tasks):
             return None  # it ended by itself
-        self.stop_asked, self.stop_reason, self.message = True, expired.reason, expired.message
-        self.warn_then_kill(as_float(self.spec["grace_seconds"]))
-        self.phase = "STOPPING"
-        self.publish()
+        self._stop(as_float(self.spec["grace_seconds"]), expired.reason, expired.message)
         return None
 
     def kill_round(self) -> None:

@@ -11,6 +11,7 @@ import structlog
 from cotenant import fail_points
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model import health
+from cotenant.core.model.health_rules import OUTER_JOB
 from cotenant.core.model.lifecycle import AttemptState, StopReason
 from cotenant.core.model.node import HealthAction, Inventory
 from cotenant.internal.v1.attempt_pb2 import ObservedAttempt
@@ -141,7 +142,8 @@ class AttemptStore:
                 reasons += [f"{node.id}: {drain.reason}"] if drain else []
                 live.attempt.stop_detail = f"was on {reasons[0]}"
                 hit.append(live)
-        self.order_stops(hit, StopReason.UNHEALTHY)
+        given_back = drain is not None and drain.check == OUTER_JOB and not bad
+        self.order_stops(hit, StopReason.DRAINED if given_back else StopReason.UNHEALTHY)
 
     def save(self, lives: Sequence[LiveAttempt]) -> None:
         """Commit changed attempts in the background, in order; then publish them and acknowledge ends to the agents.

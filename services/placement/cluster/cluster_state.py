@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import structlog
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
@@ -105,6 +106,13 @@ class Cluster:
         if self._ledger is None:
             self._ledger = self._rebuild()
         return self._ledger
+
+    def set_time(self, now: float) -> None:
+        """Let the ledger know how long each node is available from `now`, in unix time."""
+        ledger = self.ledger  # first, because rebuilding it numbers the nodes
+        ends = [node.inventory.available_until for node in self._order]
+        some = any(end is not None for end in ends)
+        ledger.seconds_left = np.array([np.inf if end is None else end - now for end in ends]) if some else None
 
     def _rebuild(self) -> Ledger:
         self._order = [self.nodes[node_id] for node_id in sorted(self.nodes)]

@@ -100,6 +100,7 @@ class PlanRunner:
                 standing, already_over = self._already_placed(request), self._already_over(request)
                 self._cluster.limits = Headroom(map(tenant_of, request.tenants))
                 self._restore_reservations(request.seed)
+            self._cluster.set_time(begin)
             cluster_view = LiveClusterView(self._cluster, self._costs, begin)
             promised = self._promised(request)
             enrich = self._job_classes.enrich

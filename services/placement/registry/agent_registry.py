@@ -48,6 +48,8 @@ from cotenant.v1 import node_service_pb2 as node_pb2
 
 log = structlog.get_logger()
 
+REASON_LENGTH_MAX = 200  # of an agent's goodbye
+
 
 class AgentRegistry:
     """Handles agents' sessions and reports, drains, and lost nodes."""
@@ -81,7 +83,7 @@ class AgentRegistry:
         )
         self.heartbeat_seconds, self.lost_after_seconds = heartbeat_seconds, lost_after_seconds
         self._leadership_term, self._trust = leadership_term, trust
-        self._on_gone = on_disconnect
+        self._on_gone, self._background = on_disconnect, background
         self._locks: dict[str, asyncio.Lock] = {}  # by node: serializes changes of its record
         self.claims = NodeClaims(cluster)
         self.suspects = SuspectNodes(cluster, committer, attempts.events, background, self._lock, holding)
@@ -304,6 +306,10 @@ class AgentRegistry:
             self.tracker.take_profiled(profiled)
         for resized in request.resized:
             self.resizes.take_report(node.id, resized)
+        if request.HasField("goodbye"):
+            self._disconnected(session)  # which ends this task
+            reason = request.goodbye.reason[:REASON_LENGTH_MAX]
+            self._background.start(self.node_removal.leave(node.id, reason))
 
     # Reports -------------------------------------------------------------------------------------------------
 

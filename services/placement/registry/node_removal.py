@@ -1,4 +1,5 @@
-"""Removal of nodes that an operator gives up: their attempts start elsewhere, and their ids may be used by new nodes.
+"""Removal of nodes that an operator gives up or that said goodbye: their attempts start elsewhere, and their ids may be
+used by new nodes.
 
 The decision is stored before it takes effect, so that the next leader continues with it. The request id is stored even
 beyond the node: a late retry, when a new node already has the id, is recognized and does not touch the new node.
@@ -61,21 +62,32 @@ class NodeRemoval:
                     raise errors.failed_precondition(
                         "NODE_CONNECTED", f"the agent of {node.id} is connected: drain {node.id}"
                     )
-                await self._save(node, reason, request_id, powered_off)
+                given_up = f"{node.id} was given up by an operator{f': {reason}' if reason else ''}"
+                await self._save(node, given_up, request_id, powered_off=powered_off)
             if node.given_up:
                 self.mark_lost(node)
         self._attempts.events.publish_capacity()
         return node
 
-    async def _save(self, node: Node, reason: str, request_id: str, powered_off: bool) -> None:
+    async def leave(self, node_id: str, reason: str) -> None:
+        """Remove a node whose agent said goodbye: it had a part of another system's job, and nothing runs there."""
+        async with self._lock(node_id):
+            node = self._cluster.nodes.get(node_id)
+            if node is None or node.connected:  # a new agent of the node has connected meanwhile
+                return
+            await self._save(node, f"{node_id} left: {reason or 'it said goodbye'}", "", powered_off=True)
+            self.mark_lost(node)
+        await self.remove_if_empty(node)
+
+    async def _save(self, node: Node, given_up: str, request_id: str, *, powered_off: bool) -> None:
         record = records_pb2.StoredNode()
         record.CopyFrom(node.record)
         record.request_ids[:] = [*record.request_ids, *([request_id] if request_id else [])][-REQUEST_IDS_MAX:]
-        record.given_up = f"{node.id} was given up by an operator{f': {reason}' if reason else ''}"
+        record.given_up = given_up
         record.powered_off = powered_off
         await self._committer.commit([Write(NODES + node.id, record.SerializeToString())])
         node.record = record
-        log.warning("node_given_up", node=node.id, reason=reason, powered_off=powered_off)
+        log.warning("node_given_up", node=node.id, why=given_up, powered_off=powered_off)
 
     def mark_lost(self, node: Node) -> None:
         """Mark a given-up node and its attempts as lost."""

@@ -45,6 +45,7 @@ _ENTRIES = (
     ("uncordon", "nodes.nodes", "Undo a cordon or a drain.", NODES),
     ("release", "nodes.nodes", "Return an unhealthy GPU to service.", NODES),
     ("forget", "nodes.nodes", "Remove a node that is permanently lost.", NODES),
+    ("pilots", "pilots.command", "Run agents in jobs of Slurm, as many as the waiting jobs ask for.", NODES),
     ("snapshot", "research.snapshot", "Save the cluster and its jobs for simulations.", NODES),
     ("tenants", "mesh.tenants", "List and change tenants: quotas, limits, weights.", NODES),
     ("incidents", "nodes.incidents", "List contention incidents: victim, suspect, actions, outcome.", NODES),

@@ -328,6 +328,8 @@ def node_view(node: Node, now: float) -> View:
         "shared_user": inventory.shared_user or None,
         "container_runtime": inventory.container_runtime or None,
         "capabilities": capabilities_view(node),
+        "outer_job": inventory.outer_job or None,
+        "available_until": time_of(inventory, "available_until"),
         "agent_version": inventory.agent_version,
         "certificate": certificate_view(node.certificate),
         "create_time": time_of(node, "create_time"),

@@ -330,6 +330,8 @@ def inventory_from_wire(message: resources_pb2.Inventory) -> Inventory:
         shared_user=message.shared_user,
         container_runtime=message.container_runtime,
         machine=message.machine,
+        outer_job=message.outer_job,
+        available_until=optional_seconds(message, "available_until"),
     )
 
 
@@ -388,6 +390,8 @@ def inventory_to_wire(inventory: Inventory) -> resources_pb2.Inventory:
         shared_user=inventory.shared_user,
         container_runtime=inventory.container_runtime,
         machine=inventory.machine,
+        outer_job=inventory.outer_job,
+        available_until=None if inventory.available_until is None else timestamp(inventory.available_until),
     )
 
 

@@ -17,6 +17,13 @@ from cotenant.cli.annotations import typer
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import metrics_endpoints
 from cotenant.cli.mesh.armed_fail_points import arm_fail_points
+from cotenant.cli.mesh.nested_agent import (
+    NestedOptions,
+    nested_node_name,
+    nested_settings,
+    own_address,
+    read_nesting,
+)
 from cotenant.cli.mesh.notification_options import notification_rules
 from cotenant.cli.mesh.readiness import notify_ready
 from cotenant.cli.mesh.security_options import (
@@ -52,6 +59,7 @@ from cotenant.core.policy.profiles import DEFAULT
 from cotenant.core.spelling import did_you_mean
 
 if TYPE_CHECKING:
+    from cotenant.node_agent.probes.outer_job import Nesting
     from cotenant.rpc.endpoints import Endpoints
 
 PORTS = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}
@@ -77,6 +85,30 @@ class ServiceSetup:
     endpoints: str
     security_settings: SecuritySettings
     address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOffer:
+    """What an agent offers, as its options say; `nesting` is set in a job of another system."""
+
+    node: str
+    gpus: str
+    cpus: tuple[int, ...] | None
+    memory_bytes: int | None
+    address: str
+    nesting: Nesting | None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as arguments of `AgentConfig`."""
+        if self.nesting is None:
+            node = self.node or node_name()
+            bounds: dict[str, Any] = {"cpus": self.cpus, "memory_bytes": self.memory_bytes}
+            address = self.address or node
+        else:
+            node = self.node or nested_node_name(self.nesting.job, os.environ)
+            bounds = nested_settings(self.nesting, self.cpus, self.memory_bytes)
+            address = self.address or own_address()
+        return {"node_id": node, "gpus": self.gpus, "address": address, **bounds}
 
 
 def serve(
@@ -131,6 +163,24 @@ def serve(
             help="Let the agent offer CPUs and GPUs that another agent on this machine offers as well.",
         ),
     ] = False,
+    nested: Annotated[
+        bool | None,
+        typer.Option(
+            "--nested/--no-nested",
+            help="Whether the agent stays within the job of another system that it runs in.",
+            show_default="in a job of Slurm, LSF or Kubernetes",
+        ),
+    ] = None,
+    until: Annotated[
+        str, typer.Option(metavar="TIME", help="When a nested agent's outer job ends; default: what Slurm says.")
+    ] = "",
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="The same, from now: 8h.")] = "",
+    drain_before: Annotated[
+        str, typer.Option(metavar="TIME", help="How long before that the agent's node is drained.", show_default="5m")
+    ] = "",
+    idle: Annotated[
+        str, typer.Option(metavar="TIME", help="End a nested agent that has had nothing to run for this long.")
+    ] = "",
     option: Annotated[
         list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Policy option; repeatable.")
     ] = None,
@@ -152,6 +202,9 @@ def serve(
     web is the dashboard, on loopback port 7074 without --listen. Its readers log in with their own API tokens, and see
     and do what those allow. With a certificate it serves HTTPS.
 
+    In a job of Slurm, LSF or Kubernetes an agent is nested: it offers only what that job was given, keeps its own jobs
+    within that job's control groups, and drains its node before that job ends. See docs/pilots.md.
+
     gateway is the API as JSON over HTTP, on loopback port 7075 without --listen: a client of the mesh that passes its
     callers' API tokens on. With a certificate it serves HTTPS. GET /openapi.json describes it.
 
@@ -161,6 +214,7 @@ def serve(
       cotenant serve queue --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7070 --address 10.0.0.5 --config head.toml
       cotenant serve predictor --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7082 --follow 10.0.0.5:7072 --insecure
       cotenant serve agent --endpoints 'placement=10.0.0.5:7071|10.0.0.6:7071' --gpus auto
+      cotenant serve agent --nested --endpoints placement=10.0.0.5:7071 --for 8h --idle 10m
       cotenant serve web --endpoints queue=10.0.0.5:7070 --listen 0.0.0.0:7074 --address head.example.org
       cotenant serve gateway --endpoints 10.0.0.5:7070 --listen 127.0.0.1:7075
     """
@@ -204,8 +258,9 @@ def serve(
     if service in HTTP_PORTS:
         _become(service, setup)
     if service == "agent":
-        part = _cpus(cpus), _memory(memory)
-        work = _agent(setup, node or node_name(), gpus or settings.gpus, part, address)
+        nesting = read_nesting(NestedOptions(nested, until, duration, drain_before, idle), os.environ)
+        offer = AgentOffer(node, gpus or settings.gpus, _cpus(cpus), _memory(memory), address, nesting)
+        work = _agent(setup, offer)
     else:
         work = _service(service, setup)
     asyncio.run(_until_signal(work))
@@ -431,28 +486,22 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
         raise CommandError(str(error)) from None
 
 
-async def _agent(
-    setup: ServiceSetup, node: str, gpus: str, part: tuple[tuple[int, ...] | None, int | None], address: str
-) -> None:
+async def _agent(setup: ServiceSetup, offer: AgentOffer) -> None:
     from cotenant import telemetry
     from cotenant.node_agent.__main__ import serve as serve_agent
     from cotenant.node_agent.control.agent_config import AgentConfig
 
-    settings, endpoints = setup.settings, _endpoints(setup)
+    settings, endpoints, offered = setup.settings, _endpoints(setup), offer.settings()
     secure_calls(setup.security_settings)
     telemetry.setup("agent")
     try:
         await serve_agent(
             AgentConfig(
-                node_id=node,
-                state_dir=setup.state_dir / "nodes" / node,
+                state_dir=setup.state_dir / "nodes" / offered["node_id"],
                 placement_endpoint=endpoints.placement,
                 contention_endpoint=endpoints.contention,
                 token=setup.token,
-                gpus=gpus,
-                cpus=part[0],
-                memory_bytes=part[1],
-                address=address or node,
+                **offered,
                 **agent_settings(settings),
                 users=setup.security_settings.users,
                 hidden=secret_paths(settings, setup.security_settings, setup.state_dir),

@@ -56,6 +56,9 @@ def _card(view: views.View) -> Pairs:
     yield "first seen", view["create_time"] or ""
     yield "address, rack", ", ".join(filter(None, (view["address"], view["rack"])))
     yield "agent release", view["agent_version"]
+    if view["outer_job"]:
+        until = f", available until {view['available_until']}" if view["available_until"] else ""
+        yield "outer job", f"{view['outer_job']}{until}"
     if valid := views.validity_of(view):
         yield "certificate", valid.in_words(datetime.now(UTC))
     yield "GPUs used", f"{view['gpus_used']:g} of {view['gpus']}" if view["gpus"] else ""

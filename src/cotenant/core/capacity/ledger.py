@@ -119,6 +119,7 @@ class Ledger:
         self.rack_numbers: Counts = np.array([names[rack] for rack in self.racks], dtype=np.int64)
         self.runs_containers: NDArray[np.bool_] = np.array([shape.containers for shape in shapes], dtype=np.bool_)
         self._able: dict[tuple[Capability, ...], NDArray[np.bool_]] = {}
+        self.seconds_left: NDArray[np.float64] | None = None  # of each node's availability; None: no node ends
         self._types = tuple(shape.gpu_type for shape in shapes)
         self._of_type: dict[str, NDArray[np.bool_]] = {}
         self._journals: list[list[tuple[Holding, int]]] = []  # one per active `rolled_back`

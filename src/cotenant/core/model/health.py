@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from cotenant.core.model.health_rules import RULES, Recovery, Rule, xid_rule
+from cotenant.core.model.health_rules import OUTER_JOB, RULES, Recovery, Rule, xid_rule
 from cotenant.core.model.node import HealthAction, HealthProblem, Inventory
 
 HOLDING = frozenset({HealthAction.HOLD, HealthAction.QUARANTINE})  # of a GPU: it gets no new work
@@ -137,6 +137,7 @@ class NodeReading:
     descriptors_error: str = ""  # why the agent cannot open files, if out of descriptors
     processes_error: str = ""  # why the agent cannot start processes or threads
     memory_error: str = ""  # why the agent cannot allocate memory
+    outer_job_ends: str = ""  # why the outer job that the agent runs in takes no more work
 
 
 def xid_sign(gpu_uuid: str, number: int) -> Sign:
@@ -215,6 +216,8 @@ def node_signs(reading: NodeReading, standing: Iterable[str] = ()) -> list[Sign]
     load = limit("overload", LOAD_PER_CPU_MAX, LOAD_PER_CPU_CALM)
     if reading.load is not None and reading.load > load * reading.cpus:
         signs.append(Sign("overload", f"a load of {reading.load:.0f} on {reading.cpus} CPUs"))
+    if reading.outer_job_ends:
+        signs.append(Sign(OUTER_JOB, reading.outer_job_ends))
     return signs + _agent_signs(reading, limit("descriptors_low", DESCRIPTORS_MIN, DESCRIPTORS_ENOUGH))
 
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from cotenant.core.model.node import HealthAction
 
-TABLE_VERSION = 3  # raised when the consequence of any rule changes
+TABLE_VERSION = 4  # raised when the consequence of any rule changes
 MINUTE_SECONDS, HOUR_SECONDS = 60.0, 3600.0
 CALM_SECONDS = 45.0  # a node is back within a minute of its recovery, with a look every few seconds
 XID_CATALOG = "NVIDIA, Xid Catalog"
@@ -24,6 +24,7 @@ PAGE_RETIREMENT = "NVIDIA, Dynamic Page Retirement"
 ROW_REMAPPING = "NVIDIA, GPU Memory Error Management"
 NVML_REFERENCE = "NVIDIA, NVML API Reference"
 OWN = "ours"
+OUTER_JOB = "outer_job"
 
 
 class Recovery(StrEnum):
@@ -185,6 +186,7 @@ NODE_RULES = (
          calm_seconds=5.0),
     Rule("memory_refused", "memory", "the agent cannot allocate memory: it cannot launch jobs", HealthAction.HOLD,
          calm_seconds=30.0),
+    Rule(OUTER_JOB, OUTER_JOB, "the job of another system that the agent runs in ends", HealthAction.DRAIN),
     Rule("overload", "load", "many times more runnable threads than CPUs", HealthAction.HOLD,
          after_seconds=2 * MINUTE_SECONDS, calm_seconds=CALM_SECONDS),
 )  # fmt: skip

@@ -73,6 +73,8 @@ class Inventory(Amounts):
     problems: tuple[HealthProblem, ...] = ()
     shared_user: str = ""  # the user that runs every job; empty if jobs run as their submitters
     container_runtime: str = ""  # the program that runs containers, with its version; empty if none can run here
+    outer_job: str = ""  # of another system, in which the agent runs; empty if it has the machine by itself
+    available_until: float | None = None  # unix time; None: no end is known
     machine: str = ""  # the boot of the underlying machine; empty if unknown or deliberately shared
 
     @property

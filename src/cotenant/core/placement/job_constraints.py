@@ -9,11 +9,13 @@ from cotenant.core.placement.anti_affinity import SpreadOut
 from cotenant.core.placement.capable_nodes import HasCapabilities
 from cotenant.core.placement.constraint import Constraint
 from cotenant.core.placement.container_nodes import RunsContainers
+from cotenant.core.placement.node_availability import AvailableLongEnough
 
 JOB_CONSTRAINTS: tuple[Callable[[JobSpec], Constraint | None], ...] = (
     SpreadOut.of,
     RunsContainers.of,
     HasCapabilities.of,
+    AvailableLongEnough.of,
 )
 
 

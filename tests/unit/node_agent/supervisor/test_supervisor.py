@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -21,10 +22,12 @@ from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts, open_node
 from cotenant.node_agent.enforcement.hook import EnforcedNode
 from cotenant.node_agent.enforcement.hooks import open_hooks
 from cotenant.node_agent.enforcement.node_settings import NodeSettings
+from cotenant.node_agent.probes.outer_job import Nesting, OuterJob
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.node_agent.runtime.launch import LaunchContext, launch
 from cotenant.node_agent.supervisor.cgroups import Group
+from cotenant.node_agent.supervisor.process_table import start_ticks
 from cotenant.v1 import job_pb2
 
 MEBIBYTE = 1 << 20
@@ -75,6 +78,7 @@ def start(root: Path) -> Iterator[Launch]:
         output_bytes_max: int = MEBIBYTE,
         notify: str = "/nowhere",
         pids_max: int = 0,
+        outer: tuple[int, int] | None = None,
     ) -> Attempt:
         node_group = open_node_group(NODE_GROUP) if groups else None
         directory = AttemptDirectory(root, AttemptKey(job.job_id, job.number))
@@ -85,6 +89,7 @@ def start(root: Path) -> Iterator[Launch]:
             lease_path="/nowhere",
             output_bytes_max=output_bytes_max,
             base_environment={"PATH": os.environ["PATH"]},
+            nesting=Nesting(OuterJob("slurm/7", "", process=outer)) if outer else None,
         )
         open_hooks(surroundings.hooks, EnforcedNode(settings=NodeSettings(pids_max=pids_max)))
         pid = launch(surroundings, directory, job, "/nowhere").pid
@@ -173,6 +178,40 @@ async def test_sigterm_without_an_order_uses_the_jobs_own_grace(start: Launch, t
     assert (state["state"], state["exit"]["signal"]) == ("FAILED", 9)
     assert "told to end by something else" in state["message"]
     assert not alive(pid)
+
+
+async def test_in_an_outer_job_a_signal_to_all_processes_stops_the_attempt(start: Launch, tmp_path: Path) -> None:
+    script = f"trap 'exit 0' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 0.02; done"
+    attempt = start(shell("nested", script, grace_seconds=30), outer=(os.getpid(), start_ticks(os.getpid())))
+    pid = await until(lambda: written_number(tmp_path / "pid"))
+    await attempt.running()
+    os.kill(pid, signal.SIGTERM)
+    await until(lambda: not alive(pid))
+    os.kill(attempt.pid, signal.SIGTERM)  # a moment later: the task had ended with status 0
+    state = await attempt.end()
+    assert (state["state"], state["stop_reason"], state["message"]) == ("STOPPED", "DRAINED", "Slurm job 7 ended")
+
+
+async def test_an_attempt_ends_with_the_outer_job(start: Launch, tmp_path: Path) -> None:
+    outer = await asyncio.create_subprocess_exec("sleep", "60")
+    script = f"setsid sleep 60 & echo $! > {tmp_path}/pid; trap '' TERM; while :; do sleep 0.02; done"
+    attempt = start(shell("nested", script, grace_seconds=30), outer=(outer.pid, start_ticks(outer.pid)))
+    daemon = await until(lambda: written_number(tmp_path / "pid"))
+    await attempt.running()
+    outer.kill()
+    await outer.wait()
+    state = await attempt.end()
+    assert (state["state"], state["stop_reason"], state["message"]) == ("STOPPED", "DRAINED", "Slurm job 7 ended")
+    assert not alive(daemon)
+
+
+async def test_an_attempt_does_not_begin_after_the_outer_job(start: Launch) -> None:
+    outer = await asyncio.create_subprocess_exec("sleep", "60")
+    identity = outer.pid, start_ticks(outer.pid)
+    outer.kill()
+    await outer.wait()
+    state = await start(shell("late", "sleep 60"), outer=identity).end()
+    assert (state["state"], state["stop_reason"]) == ("STOPPED", "DRAINED")
 
 
 async def test_processes_left_by_the_warned_one_keep_the_grace(start: Launch, tmp_path: Path) -> None:

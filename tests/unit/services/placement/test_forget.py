@@ -9,9 +9,10 @@ import grpc
 import pytest
 from tests.unit.services.mesh import Mesh, eventually, reason, running, until
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.specs import duration
 from cotenant.services.placement.registry import node_removal
-from cotenant.v1 import job_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 
 
@@ -53,6 +54,33 @@ async def test_attempts_of_a_forgotten_node_start_elsewhere_at_once(mesh: Mesh) 
     assert await nodes(mesh) == ["n2"]
     await mesh.restart("placement")
     assert await nodes(mesh) == ["n2"]
+
+
+async def test_a_node_that_says_goodbye_is_removed_at_once(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    job_id = await mesh.submit()
+    await mesh.reach(job_id, "RUNNING")
+    await mesh.agent("n2")
+    agent.send(goodbye=agent_pb2.Goodbye(reason="its Slurm job 7 is being ended"))
+    await until(lambda: len(agent.errors) > 0 or len(agent.welcomes) > 1)
+    await agent.stop()
+    job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
+    assert job.past_attempts[-1].message == "n1 left: its Slurm job 7 is being ended"
+
+
+async def test_an_outer_job_that_ends_drains_its_node_without_a_word_about_health(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    job_id = await mesh.submit()
+    await mesh.reach(job_id, "RUNNING")
+    agent.inventory.problems.add(
+        check="outer_job", action=resources_pb2.HEALTH_ACTION_DRAIN, reason="the time of Slurm job 7 is nearly over"
+    )
+    agent.send(inventory=agent.inventory)
+    await mesh.agent("n2")
+    job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
+    assert agent.stops[0].reason == job_pb2.STOP_REASON_DRAINED
+    assert job.past_attempts[0].stop_detail == "was on n1: the time of Slurm job 7 is nearly over"
+    assert (job.failures, job.preemptions, list(job.avoided_nodes)) == (0, 0, [])
 
 
 async def test_a_returning_node_is_new_and_its_old_attempts_are_stopped(mesh: Mesh) -> None:
