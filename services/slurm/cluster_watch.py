@@ -39,11 +39,6 @@ class ClusterWatch:
         self._memory_counts: bool | None = None
         self._changed = asyncio.Event()
 
-    @property
-    def interval_seconds(self) -> float:
-        """The pause between two readings."""
-        return self._interval_seconds
-
     def age_seconds(self, now: float) -> float:
         """Return the age of the picture; infinity if there is none yet."""
         return now - self.picture.taken_seconds if self.picture.taken_seconds else float("inf")

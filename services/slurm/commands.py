@@ -56,7 +56,7 @@ async def run(*command: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bytes:
 
 
 class SlurmCommands:
-    """Reads by `squeue`, `sinfo`, `scontrol`, `sacct` and `sprio`."""
+    """Reads by `squeue`, `sinfo`, `scontrol` and `sacct`."""
 
     def __init__(self, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
@@ -104,16 +104,6 @@ class SlurmCommands:
             return {}
         lines = [line for line in text.splitlines() if line.count("|") == len(names) - 1]
         return dict(zip(names, lines[0].split("|"), strict=True)) if lines else {}
-
-    async def update_site_factor(self, job_id: str, factor: int) -> None:
-        """Set a pending job's site factor.
-
-        Raises:
-            SlurmAway: Slurm refused or did not answer.
-        """
-        if not ID.fullmatch(job_id):
-            raise SlurmAway(f"{job_id!r} is not a job")
-        await self._run("scontrol", "update", f"JobId={job_id}", f"SiteFactor={factor}")
 
 
 class SlurmRest(SlurmCommands):

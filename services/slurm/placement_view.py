@@ -32,7 +32,6 @@ class SlurmNodes(Constraint):
     """Keeps a gang on the nodes of its partitions that have its features and that it does not exclude."""
 
     names: frozenset[str]
-    required: frozenset[str] = frozenset()
     why: str = ""
 
     def _usable(self, ledger: Ledger) -> Marks:
@@ -196,7 +195,7 @@ def gang_of(job: SlurmJob, spec: JobSpec, picture: Picture, now: float, estimate
     if len(usable) == len(picture.nodes):
         return gang
     why = f" (counting only {_named(sorted(usable))})" if usable else " (no node meets its constraints)"
-    return replace(gang, constraints=(*gang.constraints, SlurmNodes(usable, frozenset(job.required_nodes), why)))
+    return replace(gang, constraints=(*gang.constraints, SlurmNodes(usable, why)))
 
 
 def _named(names: Iterable[str]) -> str:

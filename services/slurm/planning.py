@@ -25,6 +25,7 @@ from cotenant.services.slurm.records import Picture, SlurmJob
 from cotenant.services.slurm.wait_reasons import external_reason
 
 BACKFILL = ReservationRules(after_seconds=0.0, most=1)  # later jobs do not delay the first that waits, as in Slurm
+BEHIND_MAX = 100  # jobs behind the last one that is asked about, which may start before it
 LIMITED = frozenset({Code.ARRAY_LIMIT})  # reasons that a forecast knows of
 
 
@@ -171,6 +172,8 @@ def forecast_starts(
     for gang, job in more:
         place = next((n for n, (_, other) in enumerate(ready) if other.priority < job.priority), len(ready))
         ready.insert(place, (gang, job))
+    last = max((place for place, (_, job) in enumerate(ready) if job.id in {*wanted}), default=-1)
+    ready = ready[: last + 1 + BEHIND_MAX]
     return forecast(snapshot_of(scene, ready), policy, rng, wanted, draws=draws, spent=spent)
 
 

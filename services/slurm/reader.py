@@ -50,10 +50,10 @@ def read(text: str | bytes) -> Reading:
         raise BadAnswer(f"Slurm's answer is not JSON: {error}") from None
     if not isinstance(answer, dict) or not isinstance(answer.get("jobs", answer.get("nodes")), list):
         raise BadAnswer(f"Slurm's answer has neither jobs nor nodes{_errors(answer)}")
-    if (error := _errors(answer)) and not (
+    if (failure := _errors(answer)) and not (
         answer.get("jobs") or answer.get("nodes")
     ):  # the exit code is 0 all the same
-        raise BadAnswer(f"Slurm's answer is an error{error}")
+        raise BadAnswer(f"Slurm's answer is an error{failure}")
     version, problems = _version(answer), dict[str, None]()
     jobs = [job for one in _maps(answer.get("jobs")) for job in _jobs(one, problems)]
     nodes = [node for one in _maps(answer.get("nodes")) if (node := _node(one, problems))]
@@ -237,7 +237,6 @@ def _job(fields: Fields, job_id: str, problems: dict[str, None], task: int | Non
         het=count(fields.get("het_job_id")),
         name=word(fields.get("name")),
         user=word(fields.get("user_name")) or str(count(fields.get("user_id"))),
-        uid=count(fields.get("user_id")),
         account=word(fields.get("account")),
         qos=word(fields.get("qos")),
         partitions=words(fields.get("partition")),
@@ -263,7 +262,6 @@ def _job(fields: Fields, job_id: str, problems: dict[str, None], task: int | Non
         placed=tuple(_placed(fields, problems)),
         command=word(fields.get("command")),
         directory=word(fields.get("current_working_directory")),
-        output=word(fields.get("standard_output")),
     )
 
 

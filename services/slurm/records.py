@@ -78,7 +78,6 @@ class SlurmJob:
     het: int = 0
     name: str = ""
     user: str = ""
-    uid: int = -1
     account: str = ""
     qos: str = ""
     partitions: tuple[str, ...] = ()
@@ -109,7 +108,6 @@ class SlurmJob:
     placed: tuple[Placed, ...] = ()
     command: str = ""
     directory: str = ""
-    output: str = ""
 
     @property
     def waits(self) -> bool:

@@ -24,7 +24,7 @@ from cotenant.services.slurm.records import SlurmJob
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
-BUDGET_SECONDS = 1.0
+BUDGET_SECONDS = 3.0
 ESTIMATES_SECONDS_MAX = 5.0  # a scene is renewed after this time, with the newest estimates
 NAMED_MAX = 5
 SEED = 0
