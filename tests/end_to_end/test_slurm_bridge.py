@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +16,8 @@ import pytest
 from tests.end_to_end.commands import COTENANT, Cli, Serving, environment_of
 from tests.end_to_end.waiting import until
 from tests.support.slurm_cluster import CONTROLLER, SlurmCluster, missing_for_slurm, slurm_cluster
+
+from cotenant.services.slurm.commands import SlurmCommands, SlurmRest
 
 pytestmark = [
     pytest.mark.skipif(bool(missing_for_slurm()), reason=missing_for_slurm() or "Slurm is there"),
@@ -29,6 +34,7 @@ PHASES = {  # of ours, by state of Slurm
     "COMPLETING": "stopping",
 }
 LONG = "sleep 900"
+NOBODY = 65534
 
 
 @dataclass
@@ -172,6 +178,53 @@ def test_a_snapshot_of_it_can_be_compared(bridge: Bridge, tmp_path: Path) -> Non
 def test_what_would_change_something_is_refused(bridge: Bridge, command: tuple[str, ...], remedy: str) -> None:
     words = [word.format(**bridge.jobs) for word in command]
     assert remedy.format(**bridge.jobs) in bridge.cli(*words, code=1).error
+
+
+@pytest.mark.skipif(not shutil.which("slurmrestd"), reason="slurmrestd is not installed")
+def test_slurmrestd_says_the_same_as_the_commands(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", bridge.slurm.environment["SLURM_CONF"])
+    folder = bridge.slurm.directory / "rest"  # slurmrestd refuses to run as root
+    folder.mkdir()
+    os.chown(folder, NOBODY, NOBODY)
+    path = folder / "socket"
+    command = ["slurmrestd", "-a", "rest_auth/local", "-s", "openapi/v0.0.38", f"unix:{path}"]
+    with (folder / "log").open("wb") as log:
+        rest = subprocess.Popen(
+            command, user=NOBODY, group=NOBODY, extra_groups=[], env=bridge.slurm.environment, stdout=log, stderr=log
+        )
+    try:
+        until(path.exists, "slurmrestd listens")
+        path.chmod(0o666)
+
+        async def states(slurm: SlurmCommands) -> dict[str, str]:
+            return {job.id: job.state for job in (await slurm.jobs()).jobs}
+
+        by_rest, by_commands = asyncio.run(states(SlurmRest(path))), asyncio.run(states(SlurmCommands()))
+        assert by_rest == by_commands
+        assert [node.name for node in asyncio.run(SlurmRest(path).nodes()).nodes] == ["n1", "n2"]
+    finally:
+        rest.terminate()
+        rest.wait()
+
+
+def test_a_watch_sees_a_job_end(bridge: Bridge) -> None:
+    job = bridge.slurm.submit("sleep 3", "-o", "/dev/null", "-J", "short", "-t", "1", "-w", "n2")
+    until(lambda: job in shown(bridge), "the job is shown")
+    bridge.cli("wait", job)
+    assert bridge.ask("show", job)["phase"] == "succeeded"
+
+
+def test_jobs_that_ended_predict_those_that_wait(bridge: Bridge) -> None:
+    quick = ("-o", "/dev/null", "-J", "quick", "-w", "n2")
+    for job in [bridge.slurm.submit("sleep 1", *quick, "-t", "1") for _ in range(3)]:
+        bridge.slurm.wait_for_state(job, "COMPLETED")
+    waits = bridge.slurm.submit("sleep 1", *quick, "--begin=now+1hour")  # without a time limit
+
+    def estimate() -> float:
+        found = bridge.ask("explain", waits)["estimate"] if waits in shown(bridge) else None
+        return float(found["remaining_seconds"] or 0.0) if found else 0.0
+
+    assert 0.5 < until(estimate, "an estimate") < 30
 
 
 def test_the_picture_stays_while_slurmctld_is_away(bridge: Bridge) -> None:
