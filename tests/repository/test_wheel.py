@@ -16,6 +16,7 @@ from tests.support.paths import ROOT
 
 LINKED = ("services", "policies", "node_agent")
 GENERATED = ("v1", "agent", "internal", "storage")  # compiled from protos/
+PRIVATE = ("internal", "storage")  # without types: messages between services, and records in the store
 
 pytestmark = pytest.mark.timeout(300)  # the build downloads its tools
 
@@ -57,7 +58,10 @@ def _stubs() -> Iterator[str]:
         package = proto.parent.relative_to(ROOT / "protos")
         if package.parts[1] != package.name:
             yield f"{package}/__init__.py"
-        for ending in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi"):
+        private = package.parts[1] in PRIVATE
+        for ending in (
+            ("_pb2.py", "_pb2_grpc.py") if private else ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
+        ):
             yield f"{package}/{proto.stem}{ending}"
 
 

@@ -114,6 +114,11 @@ class Server:
         self._port = 0
         self._started = False
         self._endpoints: Endpoints | None = None
+        self._problems: list[Callable[[], Sequence[ProcessProblem]]] = []
+
+    def watch_problems(self, problems: Callable[[], Sequence[ProcessProblem]]) -> None:
+        """Report a service's own problems with those of this process."""
+        self._problems.append(problems)
 
     def add(self, add_servicer: AddServicer, servicer: Any, service: str) -> None:
         """Add `service`, for example "cotenant.v1.JobService", with the generated `add_…_to_server`."""
@@ -131,6 +136,7 @@ class Server:
         """Return problems with the connections, file descriptors, TLS files and DNS names of this process."""
         return [
             *self._connections.problems(),
+            *(problem for problems in self._problems for problem in problems()),
             *self._tls_problems(),
             *(ProcessProblem(error, name_resolution.REMEDY) for error in NAMES.errors()),
         ]

@@ -74,6 +74,7 @@ def all_targets() -> Iterator[Target]:
         predictor_calls,
         records,
         server_answers,
+        slurm_answers,
         specs,
         store_files,
         trace_files,
@@ -98,6 +99,7 @@ def all_targets() -> Iterator[Target]:
         witness_files,
         mesh_files,
         server_answers,
+        slurm_answers,
     ):
         yield from module.targets()
 

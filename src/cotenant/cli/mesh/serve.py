@@ -64,7 +64,9 @@ if TYPE_CHECKING:
 
 PORTS = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}
 HTTP_PORTS = {"web": 7074, "gateway": 7075}
-SERVICES = (*PORTS, "agent", *HTTP_PORTS)
+SLURM = "slurm"
+SLURM_PORT = 7076
+SERVICES = (*PORTS, "agent", *HTTP_PORTS, SLURM)
 
 
 def register(app: typer.Typer) -> None:
@@ -184,6 +186,9 @@ def serve(
     option: Annotated[
         list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Policy option; repeatable.")
     ] = None,
+    restd: Annotated[
+        Path | None, typer.Option(metavar="SOCKET", help="Read Slurm from slurmrestd's Unix socket.")
+    ] = None,
 ) -> None:
     """Run one service of the mesh in the foreground: a service, an agent, the dashboard or the gateway.
 
@@ -208,6 +213,9 @@ def serve(
     gateway is the API as JSON over HTTP, on loopback port 7075 without --listen: a client of the mesh that passes its
     callers' API tokens on. With a certificate it serves HTTPS. GET /openapi.json describes it.
 
+    slurm needs no other service: beside a slurmctld it answers `cotenant jobs`, `explain`, `whatif` and other commands
+    that read, on loopback port 7076 without --listen. The jobs stay Slurm's; nothing is written to Slurm.
+
     \b
     Examples:
       cotenant serve placement --metrics 127.0.0.1:9464
@@ -217,6 +225,7 @@ def serve(
       cotenant serve agent --nested --endpoints placement=10.0.0.5:7071 --for 8h --idle 10m
       cotenant serve web --endpoints queue=10.0.0.5:7070 --listen 0.0.0.0:7074 --address head.example.org
       cotenant serve gateway --endpoints 10.0.0.5:7070 --listen 127.0.0.1:7075
+      cotenant serve slurm --restd /run/slurmrestd.sock
     """
     if service not in SERVICES:
         raise usage_error(
@@ -246,7 +255,7 @@ def serve(
         settings=settings,
         options=merged(settings.options, read_options(option or ())),
         state_dir=state_dir,
-        listen=listen or f"127.0.0.1:{PORTS.get(service, HTTP_PORTS.get(service, 0))}",
+        listen=listen or f"127.0.0.1:{(PORTS | HTTP_PORTS | {SLURM: SLURM_PORT}).get(service, 0)}",
         store_url=_store_url(store or settings.store, state_dir, service),
         token=os.environ.get("COTENANT_TOKEN", "") if security_settings.mutual else _token(state_dir),
         security_settings=security_settings,
@@ -261,6 +270,8 @@ def serve(
         nesting = read_nesting(NestedOptions(nested, until, duration, drain_before, idle), os.environ)
         offer = AgentOffer(node, gpus or settings.gpus, _cpus(cpus), _memory(memory), address, nesting)
         work = _agent(setup, offer)
+    elif service == SLURM:
+        work = _slurm(setup, restd)
     else:
         work = _service(service, setup)
     asyncio.run(_until_signal(work))
@@ -450,6 +461,29 @@ def _endpoints(setup: ServiceSetup) -> Endpoints:
         return Endpoints.parse(setup.endpoints)
     except ValueError as error:
         raise usage_error(str(error)) from None
+
+
+def _slurm(setup: ServiceSetup, restd: Path | None) -> Coroutine[Any, Any, None]:
+    """Return the coroutine that runs the bridge to Slurm, with a predictor of its own."""
+    from cotenant.cli.mesh.slurm_bridge import BridgeSettings, serve_bridge
+
+    def started(port: int) -> None:
+        address = f"{setup.listen.rpartition(':')[0]}:{port}"
+        note(f"slurm serves at {address}: cotenant --endpoint {address} jobs")
+        notify_ready()
+
+    security = make_security(setup.security_settings, setup.state_dir, SLURM, setup.token)
+    settings = BridgeSettings(
+        state_dir=setup.state_dir,
+        listen=setup.listen,
+        token=setup.token,
+        store_url=setup.store_url,
+        predictors=setup.settings.predictors,
+        options=setup.options,
+        allocator=setup.settings.allocator,
+        restd=restd,
+    )
+    return serve_bridge(settings, security, started)
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> None:

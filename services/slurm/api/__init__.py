@@ -1,0 +1,1 @@
+"""The public read calls, answered from what Slurm says."""

@@ -1,0 +1,48 @@
+"""What Slurm answers: its JSON, and the lines of scontrol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.unit.services.slurm.pictures import NOW, newer_text, sample
+from tests.verification.fuzz.targets import Prepared, Target
+
+from cotenant.services.slurm.commands import pairs_of
+from cotenant.services.slurm.messages import job_message, node_message
+from cotenant.services.slurm.planning import scene_of
+from cotenant.services.slurm.reader import BadAnswer, read
+from cotenant.services.slurm.records import Picture
+
+WORDS = (
+    b'"job_id": ',
+    b'"nodes": "n[1-3]"',
+    b'"infinite": true',
+    b'"array_task_string": "0-9:2%3"',
+    b"null",
+    b"-1",
+    b"1e99",
+)
+
+
+def targets() -> Iterator[Target]:
+    """Yield the targets."""
+    seeds = [text.encode() for name in ("squeue", "sinfo") for text in (sample(name), newer_text(name))]
+    yield Target("Slurm's answers", lambda directory: Prepared(_answer, seeds, WORDS), (BadAnswer,))
+    line = b"JobId=17 JobName=a JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0"
+    yield Target("lines of scontrol", lambda directory: Prepared(_line, (line,)))
+
+
+def _answer(data: bytes) -> None:
+    """Whatever is read can be planned and shown."""
+    reading = read(data)
+    nodes = {node.name: node for node in (reading.nodes or read(sample("sinfo")).nodes)}
+    picture = Picture(NOW, nodes, {job.id: job for job in reading.jobs})
+    scene = scene_of(picture, NOW, {})
+    for job in picture.jobs.values():
+        job_message(job, scene.specs[job.id], picture, NOW, None)
+    for node in nodes.values():
+        node_message(node, picture, NOW)
+
+
+def _line(data: bytes) -> None:
+    pairs_of(data.decode(errors="replace"))
