@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # as type checkers read it; importing `typing` would take
 
 if TYPE_CHECKING:
     from cotenant.client.aio import AsyncClient, AsyncJob, AsyncJobArray, Explanation, JobList
-    from cotenant.client.blocking import Client, Job, JobArray
+    from cotenant.client.blocking import Client, Job, JobArray, Schedule
     from cotenant.client.errors import (
         AlreadyExists,
         BadField,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from cotenant.client.mapping import RemoteError, ResultTooLarge
     from cotenant.client.remote_functions import RemoteFunction, job, map
     from cotenant.client.research import Comparison, Simulation, Trace, compare, load_trace, simulate
+    from cotenant.client.schedules import AsyncSchedule, ScheduleStatus
+    from cotenant.client.secrets import Secret
     from cotenant.client.status import JobStatus
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "AsyncClient",
     "AsyncJob",
     "AsyncJobArray",
+    "AsyncSchedule",
     "BadField",
     "CannotPickle",
     "Client",
@@ -65,6 +68,9 @@ __all__ = [
     "RemoteError",
     "RemoteFunction",
     "ResultTooLarge",
+    "Schedule",
+    "ScheduleStatus",
+    "Secret",
     "Simulation",
     "Trace",
     "Unauthenticated",
@@ -79,7 +85,7 @@ __all__ = [
 
 _HOMES = {  # by module: the names that it has
     "aio": ("AsyncClient", "AsyncJob", "AsyncJobArray", "Explanation", "JobList"),
-    "blocking": ("Client", "Job", "JobArray"),
+    "blocking": ("Client", "Job", "JobArray", "Schedule"),
     "errors": (
         *("AlreadyExists", "BadField", "Conflict", "CotenantError", "FailedPrecondition", "InternalError"),
         *("InvalidArgument", "JobCancelled", "JobFailed", "LimitExceeded", "NotConfigured", "NotFound"),
@@ -90,6 +96,8 @@ _HOMES = {  # by module: the names that it has
     "mapping": ("RemoteError", "ResultTooLarge"),
     "remote_functions": ("RemoteFunction", "job", "map"),
     "research": ("Comparison", "Simulation", "Trace", "compare", "load_trace", "simulate"),
+    "schedules": ("AsyncSchedule", "ScheduleStatus"),
+    "secrets": ("Secret",),
     "status": ("JobStatus",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -28,6 +28,8 @@ from cotenant.cli.jobs.folder_download import Download, target_of
 from cotenant.cli.jobs.follow import Output, copy_output, follow, is_gang, watch_until_ended
 from cotenant.cli.jobs.job_file import BadJobs, Draft
 from cotenant.cli.jobs.job_lines import outcome_line
+from cotenant.cli.jobs.schedules import all_schedules
+from cotenant.cli.jobs.secrets import all_secrets
 from cotenant.cli.jobs.submit import create, resolve_ids
 from cotenant.cli.jobs.submit_order import Step
 from cotenant.cli.jobs.work_files import Wanted, clean_path, read_parts
@@ -35,6 +37,8 @@ from cotenant.cli.name_lookup import all_jobs, find_job, find_job_or_array, phas
 from cotenant.cli.source_positions import MapNode, SourcePosition
 from cotenant.client.errors import CotenantError, JobCancelled, JobFailed, as_api_errors
 from cotenant.client.job_fields import JobFields, draft_of
+from cotenant.client.schedules import AsyncSchedule, Overlap, check_overlap, create_schedule
+from cotenant.client.secrets import Secret, secret_of, set_request
 from cotenant.client.status import JobStatus, html_table, status_of
 from cotenant.codec.errors import from_error
 from cotenant.codec.specs import PHASES
@@ -53,6 +57,8 @@ from cotenant.v1.job_service_pb2 import (
     ResumeJobRequest,
     SuspendJobRequest,
 )
+from cotenant.v1.schedule_service_pb2 import GetScheduleRequest
+from cotenant.v1.secret_service_pb2 import DeleteSecretRequest
 
 T = TypeVar("T")
 Command = str | PurePath | Sequence[str | PurePath]
@@ -222,6 +228,78 @@ class AsyncClient:
             return found
 
         return JobList(AsyncJob(self, job) for job in await self._call(read))
+
+    async def create_schedule(
+        self,
+        command: Command,
+        *,
+        every: str,
+        time_zone: str = "",
+        overlap: Overlap = "skip",
+        request_id: str = "",
+        **fields: Unpack[JobFields],
+    ) -> AsyncSchedule:
+        """Create a schedule that submits this job again and again, and return it.
+
+        `every` is five fields of cron, a name such as "@daily", or a period such as "6h"; `time_zone` is that of the
+        five fields. `overlap` says what happens while an earlier job has not ended: "skip" submits nothing, "queue"
+        lets the job wait, "replace" cancels the earlier one. `request_id` makes a retry idempotent.
+
+        Raises:
+            InvalidArgument: names every invalid field.
+        """
+        check_overlap(overlap)
+        with as_api_errors():
+            draft = draft_of(command, fields)
+        key = request_id or uuid.uuid4().hex
+        made = await self._call(lambda mesh: create_schedule(mesh, draft, every, time_zone, overlap, key))
+        return AsyncSchedule(self, made)
+
+    async def schedule(self, id: str) -> AsyncSchedule:
+        """Return the schedule with this id.
+
+        Raises:
+            NotFound: there is none.
+        """
+        request = GetScheduleRequest(id=id)
+        return AsyncSchedule(self, (await self._call(lambda mesh: mesh.schedules.GetSchedule(request))).schedule)
+
+    async def schedules(self) -> list[AsyncSchedule]:
+        """Return the schedules of the caller's tenants, by id."""
+
+        async def read(mesh: Mesh) -> list[AsyncSchedule]:
+            return [AsyncSchedule(self, one) async for one in all_schedules(mesh)]
+
+        return await self._call(read)
+
+    async def set_secret(self, name: str, value: str | bytes, *, tenant: str = "") -> Secret:
+        """Set a secret: create it, or replace its value for attempts that start from now on.
+
+        Raises:
+            InvalidArgument: names every invalid field, without anything of the value.
+        """
+        request = set_request(name, value, tenant)
+        return secret_of((await self._call(lambda mesh: mesh.secrets.SetSecret(request))).secret)
+
+    async def secrets(self, *, tenant: str = "") -> list[Secret]:
+        """Return the secrets of a tenant, or of all tenants of the caller, without their values."""
+
+        async def read(mesh: Mesh) -> list[Secret]:
+            return [secret_of(one) async for one in all_secrets(mesh, tenant)]
+
+        return await self._call(read)
+
+    async def delete_secret(self, name: str, *, tenant: str = "") -> None:
+        """Delete a secret. Jobs that name it and have not started wait until it is set again.
+
+        Raises:
+            NotFound: there is none.
+        """
+        request = DeleteSecretRequest(tenant=tenant, name=name)
+        await self._call(lambda mesh: mesh.secrets.DeleteSecret(request))
+
+    def _job(self, message: JobMessage) -> AsyncJob:
+        return AsyncJob(self, message)
 
     def _of(self, found: JobMessage | ArrayMessage) -> AsyncJob | AsyncJobArray:
         return AsyncJobArray(self, found) if isinstance(found, ArrayMessage) else AsyncJob(self, found)
