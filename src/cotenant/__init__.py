@@ -9,7 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as type checkers read it; importing `typing` would take longer than the rest
 
 if TYPE_CHECKING:
-    from cotenant.client.aio import AsyncClient, AsyncJob, AsyncJobArray, Explanation, JobList
+    from cotenant.client.aio import AsyncClient, AsyncJob, AsyncJobArray, AsyncSchedule, Explanation, JobList
     from cotenant.client.blocking import Client, Job, JobArray, Schedule
     from cotenant.client.errors import (
         AlreadyExists,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cotenant.client.mapping import RemoteError, ResultTooLarge
     from cotenant.client.remote_functions import RemoteFunction, job, map
     from cotenant.client.research import Comparison, Simulation, Trace, compare, load_trace, simulate
-    from cotenant.client.schedules import AsyncSchedule, ScheduleStatus
+    from cotenant.client.schedules import ScheduleStatus
     from cotenant.client.secrets import Secret
     from cotenant.client.status import JobStatus
 
@@ -84,7 +84,7 @@ __all__ = [
 ]
 
 _HOMES = {  # by module: the names that it has
-    "aio": ("AsyncClient", "AsyncJob", "AsyncJobArray", "Explanation", "JobList"),
+    "aio": ("AsyncClient", "AsyncJob", "AsyncJobArray", "AsyncSchedule", "Explanation", "JobList"),
     "blocking": ("Client", "Job", "JobArray", "Schedule"),
     "errors": (
         *("AlreadyExists", "BadField", "Conflict", "CotenantError", "FailedPrecondition", "InternalError"),
@@ -96,7 +96,7 @@ _HOMES = {  # by module: the names that it has
     "mapping": ("RemoteError", "ResultTooLarge"),
     "remote_functions": ("RemoteFunction", "job", "map"),
     "research": ("Comparison", "Simulation", "Trace", "compare", "load_trace", "simulate"),
-    "schedules": ("AsyncSchedule", "ScheduleStatus"),
+    "schedules": ("ScheduleStatus",),
     "secrets": ("Secret",),
     "status": ("JobStatus",),
 }

@@ -162,7 +162,7 @@ def test_a_bad_schedule_names_each_bad_field(client: cotenant.Client) -> None:
         client.create_schedule(["true"], every="61 * * * *", cpus=1)
     assert [one.field for one in caught.value.fields] == ["every"]
     with pytest.raises(cotenant.InvalidArgument, match="overlap: must be one of skip, queue, replace, not 'both'"):
-        client.create_schedule(["true"], every="1h", overlap="both")  # type: ignore[arg-type]
+        client.create_schedule(["true"], every="1h", overlap="both")  # type: ignore[arg-type]  # a caller without types
 
 
 def test_a_repeated_request_id_submits_once(client: cotenant.Client) -> None:

@@ -37,7 +37,7 @@ from cotenant.cli.name_lookup import all_jobs, find_job, find_job_or_array, phas
 from cotenant.cli.source_positions import MapNode, SourcePosition
 from cotenant.client.errors import CotenantError, JobCancelled, JobFailed, as_api_errors
 from cotenant.client.job_fields import JobFields, draft_of
-from cotenant.client.schedules import AsyncSchedule, Overlap, check_overlap, create_schedule
+from cotenant.client.schedules import Overlap, ScheduleStatus, check_overlap, create_schedule, schedule_status
 from cotenant.client.secrets import Secret, secret_of, set_request
 from cotenant.client.status import JobStatus, html_table, status_of
 from cotenant.codec.errors import from_error
@@ -57,7 +57,14 @@ from cotenant.v1.job_service_pb2 import (
     ResumeJobRequest,
     SuspendJobRequest,
 )
-from cotenant.v1.schedule_service_pb2 import GetScheduleRequest
+from cotenant.v1.schedule_service_pb2 import (
+    DeleteScheduleRequest,
+    GetScheduleRequest,
+    PauseScheduleRequest,
+    ResumeScheduleRequest,
+    RunScheduleRequest,
+)
+from cotenant.v1.schedule_service_pb2 import Schedule as ScheduleMessage
 from cotenant.v1.secret_service_pb2 import DeleteSecretRequest
 
 T = TypeVar("T")
@@ -297,9 +304,6 @@ class AsyncClient:
         """
         request = DeleteSecretRequest(tenant=tenant, name=name)
         await self._call(lambda mesh: mesh.secrets.DeleteSecret(request))
-
-    def _job(self, message: JobMessage) -> AsyncJob:
-        return AsyncJob(self, message)
 
     def _of(self, found: JobMessage | ArrayMessage) -> AsyncJob | AsyncJobArray:
         return AsyncJobArray(self, found) if isinstance(found, ArrayMessage) else AsyncJob(self, found)
@@ -572,6 +576,56 @@ class AsyncJobArray:
         answer = await self._client._call(lambda mesh: mesh.arrays.CancelArray(request))
         self._message = answer.array
         return self.counts
+
+
+class AsyncSchedule:
+    """A schedule: at each of its due times, a job is submitted."""
+
+    def __init__(self, client: AsyncClient, message: ScheduleMessage) -> None:
+        self._client = client
+        self._message = message
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self._message.every}{' paused' if self._message.paused else ''}>"
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self._message.id
+
+    @property
+    def last_status(self) -> ScheduleStatus:
+        """Its state when it was last read."""
+        return schedule_status(self._message)
+
+    async def status(self) -> ScheduleStatus:
+        """Return its present state."""
+        request = GetScheduleRequest(id=self.id)
+        self._message = (await self._client._call(lambda mesh: mesh.schedules.GetSchedule(request))).schedule
+        return self.last_status
+
+    async def pause(self) -> ScheduleStatus:
+        """Submit nothing until `resume`. Jobs that were submitted continue."""
+        request = PauseScheduleRequest(id=self.id)
+        self._message = (await self._client._call(lambda mesh: mesh.schedules.PauseSchedule(request))).schedule
+        return self.last_status
+
+    async def resume(self) -> ScheduleStatus:
+        """Submit again, from the next due time on."""
+        request = ResumeScheduleRequest(id=self.id)
+        self._message = (await self._client._call(lambda mesh: mesh.schedules.ResumeSchedule(request))).schedule
+        return self.last_status
+
+    async def run(self) -> AsyncJob:
+        """Submit its job now, also if it is paused, and return that; the due times stay as they are."""
+        request = RunScheduleRequest(id=self.id, request_id=uuid.uuid4().hex)
+        answer = await self._client._call(lambda mesh: mesh.schedules.RunSchedule(request))
+        return AsyncJob(self._client, answer.job)
+
+    async def delete(self) -> None:
+        """Delete the schedule. Jobs that were submitted continue."""
+        request = DeleteScheduleRequest(id=self.id)
+        await self._client._call(lambda mesh: mesh.schedules.DeleteSchedule(request))
 
 
 class Explanation(NamedTuple):

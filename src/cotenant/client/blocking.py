@@ -13,12 +13,12 @@ from concurrent.futures import Future
 from pathlib import PurePath
 from typing import Any, Self, TypeVar, Unpack, cast, overload
 
-from cotenant.client.aio import AsyncClient, AsyncJob, AsyncJobArray, Command, Explanation, JobList
+from cotenant.client.aio import AsyncClient, AsyncJob, AsyncJobArray, AsyncSchedule, Command, Explanation, JobList
 from cotenant.client.errors import WaitTimeout
 from cotenant.client.job_fields import JobFields
 from cotenant.client.loop import run
 from cotenant.client.mapping import RESULT_BYTES_MAX, WORKERS_DEFAULT, MapOptions, OnExit, end_maps, start_map
-from cotenant.client.schedules import AsyncSchedule, Overlap, ScheduleStatus
+from cotenant.client.schedules import Overlap, ScheduleStatus
 from cotenant.client.secrets import Secret
 from cotenant.client.status import JobStatus
 

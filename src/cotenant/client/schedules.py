@@ -1,12 +1,11 @@
-"""Schedules of the asynchronous client: jobs that are submitted again and again."""
+"""Schedules in the Python API: their state, and how they are created."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import grpc.aio
 
@@ -19,19 +18,8 @@ from cotenant.cli.jobs.submit_order import Step
 from cotenant.client.errors import BadField, InvalidArgument
 from cotenant.client.times import moment
 from cotenant.codec.errors import from_error
-from cotenant.v1.schedule_service_pb2 import (
-    CreateScheduleRequest,
-    CreateScheduleResponse,
-    DeleteScheduleRequest,
-    GetScheduleRequest,
-    PauseScheduleRequest,
-    ResumeScheduleRequest,
-    RunScheduleRequest,
-)
+from cotenant.v1.schedule_service_pb2 import CreateScheduleRequest, CreateScheduleResponse
 from cotenant.v1.schedule_service_pb2 import Schedule as ScheduleMessage
-
-if TYPE_CHECKING:
-    from cotenant.client.aio import AsyncClient, AsyncJob
 
 Overlap = Literal["skip", "queue", "replace"]
 
@@ -69,56 +57,6 @@ def schedule_status(message: ScheduleMessage) -> ScheduleStatus:
         last_result=message.last_result,
         details=details,
     )
-
-
-class AsyncSchedule:
-    """A schedule: at each of its due times, a job is submitted."""
-
-    def __init__(self, client: AsyncClient, message: ScheduleMessage) -> None:
-        self._client = client
-        self._message = message
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self._message.every}{' paused' if self._message.paused else ''}>"
-
-    @property
-    def id(self) -> str:
-        """Its id."""
-        return self._message.id
-
-    @property
-    def last_status(self) -> ScheduleStatus:
-        """Its state when it was last read."""
-        return schedule_status(self._message)
-
-    async def status(self) -> ScheduleStatus:
-        """Return its present state."""
-        request = GetScheduleRequest(id=self.id)
-        self._message = (await self._client._call(lambda mesh: mesh.schedules.GetSchedule(request))).schedule
-        return self.last_status
-
-    async def pause(self) -> ScheduleStatus:
-        """Submit nothing until `resume`. Jobs that were submitted continue."""
-        request = PauseScheduleRequest(id=self.id)
-        self._message = (await self._client._call(lambda mesh: mesh.schedules.PauseSchedule(request))).schedule
-        return self.last_status
-
-    async def resume(self) -> ScheduleStatus:
-        """Submit again, from the next due time on."""
-        request = ResumeScheduleRequest(id=self.id)
-        self._message = (await self._client._call(lambda mesh: mesh.schedules.ResumeSchedule(request))).schedule
-        return self.last_status
-
-    async def run(self) -> AsyncJob:
-        """Submit its job now, also if it is paused, and return that; the due times stay as they are."""
-        request = RunScheduleRequest(id=self.id, request_id=uuid.uuid4().hex)
-        answer = await self._client._call(lambda mesh: mesh.schedules.RunSchedule(request))
-        return self._client._job(answer.job)
-
-    async def delete(self) -> None:
-        """Delete the schedule. Jobs that were submitted continue."""
-        request = DeleteScheduleRequest(id=self.id)
-        await self._client._call(lambda mesh: mesh.schedules.DeleteSchedule(request))
 
 
 def check_overlap(overlap: str) -> None:
