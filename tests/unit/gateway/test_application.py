@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from cotenant.codec import errors
-from cotenant.gateway import application, cors
+from cotenant.gateway import application
 from cotenant.gateway.application import Gateway
 from cotenant.rpc.access import AccessError
 from cotenant.rpc.channel import Channel, connect
@@ -371,13 +371,3 @@ async def test_without_named_sites_there_are_no_cors_headers(call: Caller) -> No
     assert (call.status, {"vary", "access-control-allow-origin"} & set(call.headers)) == (200, set())
     await call("OPTIONS", "/v1/jobs", **ASKS)
     assert (call.status, "access-control-allow-origin" in call.headers) == (405, False)
-
-
-def test_origins_are_read_as_browsers_send_them() -> None:
-    assert cors.read_origins(["https://A.example:443/", "https://a.example", "http://[::1]:80"]) == (
-        "https://a.example",
-        "http://[::1]",
-    )
-    for wrong in ("*", "portal.example", "https://a.example/path", "https://a.example:443x", "", "null"):
-        with pytest.raises(ValueError, match="must be an origin"):
-            cors.read_origins([wrong])

@@ -220,7 +220,7 @@ def read_allowed_origins(texts: Sequence[str]) -> tuple[str, ...]:
     """
     if not texts:
         return ()
-    from cotenant.gateway.cors import read_origins  # few gateways are called by pages
+    from cotenant.cli.mesh.allowed_origins import read_origins  # few gateways are called by pages
 
     try:
         return read_origins(texts)
