@@ -8,6 +8,8 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 # An environment of its own: schemathesis brings forty packages.
 SCHEMATHESIS := .cotenant/schemathesis
+# Programs that are written for Slurm, with a hundred packages.
+SLURM_CLIENTS := .cotenant/slurm-clients
 SOURCES := pyproject.toml hatch_build.py $(shell find protos -name "*.proto")
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export GRPC_VERBOSITY ?= ERROR
@@ -18,7 +20,7 @@ ARGS ?=
 # One run in several processes, scheduled by tests/support/scheduler.py.
 RUN := python -m tests.support.compile && pytest -q -r fER -n auto --dist loadgroup tests src
 
-.PHONY: help setup test durations verify fuzz chaos test-vm test-images test-api test-slurm test-typescript operations tests lint bench docs site reproduce demo clean
+.PHONY: help setup test durations verify fuzz chaos test-vm test-images test-api test-slurm test-slurm-clients test-typescript operations tests lint bench docs site reproduce demo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -76,7 +78,13 @@ test-api: $(STAMP) ## call a live mesh over HTTP as its OpenAPI document allows,
 
 test-slurm: $(STAMP) ## install Slurm where apt can, as root, and test against a real one that the tests start
 	@command -v slurmctld >/dev/null || tools/install_slurm
-	@pytest -q --deep tests/end_to_end/test_pilots.py $(ARGS)
+	@pytest -q --deep tests/end_to_end/test_pilots.py tests/end_to_end/test_slurm_bridge.py $(ARGS)
+
+test-slurm-clients: $(STAMP) ## run dask-jobqueue, Snakemake and Parsl on a live mesh by Slurm's commands
+	@[ -x $(SLURM_CLIENTS)/bin/snakemake ] || { python -m venv $(SLURM_CLIENTS) && \
+	  $(SLURM_CLIENTS)/bin/python -m pip install --quiet 'dask-jobqueue>=0.9,<1' 'snakemake>=9,<10' \
+	  'snakemake-executor-plugin-slurm>=2,<3' parsl; }
+	@pytest -q --timeout 900 tests/end_to_end/test_slurm_clients.py
 
 test-typescript: $(STAMP) ## build the client for Node with npm, pack it, and test it against a live mesh
 	@cd clients/typescript && npm ci --ignore-scripts && npm run --silent build && npm pack --silent --ignore-scripts

@@ -9,8 +9,8 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as type checkers read it; importing `typing` would take longer than the rest
 
 if TYPE_CHECKING:
-    from cotenant.client.aio import AsyncClient, AsyncJob, AsyncJobArray, Explanation, JobList
-    from cotenant.client.blocking import Client, Job, JobArray
+    from cotenant.client.aio import AsyncClient, AsyncJob, AsyncJobArray, AsyncSchedule, Explanation, JobList
+    from cotenant.client.blocking import Client, Job, JobArray, Schedule
     from cotenant.client.errors import (
         AlreadyExists,
         BadField,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from cotenant.client.mapping import RemoteError, ResultTooLarge
     from cotenant.client.remote_functions import RemoteFunction, job, map
     from cotenant.client.research import Comparison, Simulation, Trace, compare, load_trace, simulate
+    from cotenant.client.schedules import ScheduleStatus
+    from cotenant.client.secrets import Secret
     from cotenant.client.status import JobStatus
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "AsyncClient",
     "AsyncJob",
     "AsyncJobArray",
+    "AsyncSchedule",
     "BadField",
     "CannotPickle",
     "Client",
@@ -65,6 +68,9 @@ __all__ = [
     "RemoteError",
     "RemoteFunction",
     "ResultTooLarge",
+    "Schedule",
+    "ScheduleStatus",
+    "Secret",
     "Simulation",
     "Trace",
     "Unauthenticated",
@@ -78,8 +84,8 @@ __all__ = [
 ]
 
 _HOMES = {  # by module: the names that it has
-    "aio": ("AsyncClient", "AsyncJob", "AsyncJobArray", "Explanation", "JobList"),
-    "blocking": ("Client", "Job", "JobArray"),
+    "aio": ("AsyncClient", "AsyncJob", "AsyncJobArray", "AsyncSchedule", "Explanation", "JobList"),
+    "blocking": ("Client", "Job", "JobArray", "Schedule"),
     "errors": (
         *("AlreadyExists", "BadField", "Conflict", "CotenantError", "FailedPrecondition", "InternalError"),
         *("InvalidArgument", "JobCancelled", "JobFailed", "LimitExceeded", "NotConfigured", "NotFound"),
@@ -90,6 +96,8 @@ _HOMES = {  # by module: the names that it has
     "mapping": ("RemoteError", "ResultTooLarge"),
     "remote_functions": ("RemoteFunction", "job", "map"),
     "research": ("Comparison", "Simulation", "Trace", "compare", "load_trace", "simulate"),
+    "schedules": ("ScheduleStatus",),
+    "secrets": ("Secret",),
     "status": ("JobStatus",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

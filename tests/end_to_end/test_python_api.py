@@ -120,6 +120,51 @@ def test_errors_of_the_server_name_every_field(client: cotenant.Client) -> None:
         client.submit(["true"], request_id="x" * 200)
 
 
+def test_a_secret_reaches_a_job_and_no_answer(client: cotenant.Client) -> None:
+    made = client.set_secret("API_TOKEN", "very private")
+    assert (made.name, made.tenant, made.size_bytes) == ("API_TOKEN", "default", 12)
+    assert made.created is not None
+    assert client.secrets() == client.secrets(tenant="default") == [made]
+    assert "very private" not in repr(made)
+    job = client.submit("echo ${#API_TOKEN}", cpus=1, secrets="API_TOKEN")
+    assert job.result(SECONDS_MAX) == "12\n"
+    with pytest.raises(cotenant.InvalidArgument) as caught:
+        client.set_secret("2nd", b"")
+    assert [one.field for one in caught.value.fields] == ["name", "value"]
+    client.delete_secret("API_TOKEN")
+    assert client.secrets() == []
+    with pytest.raises(cotenant.NotFound):
+        client.delete_secret("API_TOKEN")
+
+
+def test_a_schedule_is_created_paused_run_and_deleted(client: cotenant.Client) -> None:
+    schedule = client.create_schedule(
+        ["echo", "done"], every="@daily", time_zone="Europe/Berlin", overlap="queue", cpus=1, name="nightly"
+    )
+    status = schedule.status()
+    assert (status.name, status.every, status.time_zone) == ("nightly", "@daily", "Europe/Berlin")
+    assert (status.overlap, status.paused, status.last_job) == ("queue", False, "")
+    assert status.next_time is not None
+    assert (schedule.pause().next_time, client.schedule(schedule.id).last_status.paused) == (None, True)
+    job = schedule.run()
+    assert job.result(SECONDS_MAX) == "done\n"
+    assert [one.id for one in client.jobs(all=True, labels={"schedule": schedule.id})] == [job.id]
+    assert schedule.resume().next_time == status.next_time
+    assert [one.id for one in client.schedules()] == [schedule.id]
+    schedule.delete()
+    assert client.schedules() == []
+    with pytest.raises(cotenant.NotFound):
+        schedule.status()
+
+
+def test_a_bad_schedule_names_each_bad_field(client: cotenant.Client) -> None:
+    with pytest.raises(cotenant.InvalidArgument) as caught:
+        client.create_schedule(["true"], every="61 * * * *", cpus=1)
+    assert [one.field for one in caught.value.fields] == ["every"]
+    with pytest.raises(cotenant.InvalidArgument, match="overlap: must be one of skip, queue, replace, not 'both'"):
+        client.create_schedule(["true"], every="1h", overlap="both")  # type: ignore[arg-type]  # a caller without types
+
+
 def test_a_repeated_request_id_submits_once(client: cotenant.Client) -> None:
     jobs = [client.submit(["true"], cpus=1, request_id="once") for _ in range(2)]
     assert jobs[0].id == jobs[1].id

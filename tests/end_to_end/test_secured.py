@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import ssl
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.end_to_end.commands import COTENANT, Cli, Outcome, environment_of
@@ -83,8 +87,41 @@ def test_a_cluster_with_certificates_serves_only_known_subjects(lab: Lab) -> Non
         assert "ROLE_MAY_NOT" in lab.at(endpoint, bob, "drain", "n1", code=1).err
         assert lab.at(endpoint, "operator/ann", "status").out.count("1 of 1 serving") == len(SERVICES)
     check_dashboard(lab)
+    check_gateway(lab)
     audit = lab.cli("audit").out
     assert all(word in audit for word in ("CreateJob", SUBMITTER, "DrainNode", "ROLE_MAY_NOT", "agent/n1"))
+
+
+def check_gateway(lab: Lab) -> None:
+    """It serves HTTPS, shows the mesh its certificate, and calls as its callers, never as itself."""
+    (port,) = free_ports(1)
+    made = lab.cli("tokens", "create", "--role", "viewer", "--name", "gil", "--tenant", "a").out.split()[-1]
+    own = (*lab.shown("service/gateway", "127.0.0.1"), "--allow-origin", "https://portal.example")
+    lab.start("gateway", *own, "--listen", f"127.0.0.1:{port}")
+    base, log = f"https://127.0.0.1:{port}", lab.directory / "gateway.log"
+    until(lambda: f"gateway serves at {base}/" in log.read_text(), "the gateway serves")
+    trusted = ssl.create_default_context(cafile=str(lab.authority.cert_path))
+
+    def call(path: str, token: str = "") -> tuple[int, dict[str, Any], Any]:
+        headers = {"authorization": f"Bearer {token}", "origin": "https://portal.example"} if token else {}
+        request = urllib.request.Request(base + path, headers=headers)
+        try:
+            with urllib.request.urlopen(request, context=trusted) as answer:
+                return answer.status, json.loads(answer.read()), answer.headers
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read()), error.headers
+
+    status, answer, headers = call("/v1/jobs", made)
+    assert (status, [job["spec"]["tenant"] for job in answer["jobs"]]) == (200, ["a"])
+    assert headers["access-control-allow-origin"] == "https://portal.example"
+    assert call("/v1/jobs")[0] == call("/v1/jobs", "x" * 43)[0] == 401
+    drained = urllib.request.Request(
+        f"{base}/v1/nodes/n1:drain", b"{}", {"authorization": f"Bearer {made}", "content-type": "application/json"}
+    )
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(drained, context=trusted)
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        urllib.request.urlopen(f"{base}/openapi.json", context=ssl.create_default_context())
 
 
 def check_dashboard(lab: Lab) -> None:

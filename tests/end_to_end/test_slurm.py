@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -205,6 +206,28 @@ def test_a_signal_reaches_the_steps_before_the_job_is_requeued(slurm: Slurm) -> 
 def test_srun_prints_the_output_and_exits_as_the_command(slurm: Slurm) -> None:
     ended = slurm("srun", "-c", "1", "sh", "-c", "echo $SLURM_PROCID; exit 4", code=4)
     assert ended.out.splitlines()[0] == "0"
+
+
+def test_accounts_are_listed_as_workflow_programs_ask_for_them(slurm: Slurm) -> None:
+    user = pwd.getpwuid(os.getuid()).pw_name
+    listed = slurm("sacctmgr", "-n", "-s", "list", "user", user, "format=account%256").out
+    assert listed == f"{'default':>256} \n"
+    assert slurm("sacctmgr", "-P", "show", "assoc", "format=user,account").out == f"User|Account\n{user}|default\n"
+    assert slurm("sacctmgr", "-n", "list", "users", "nobody-else").out == ""
+    assert "cotenant tenants" in slurm("sacctmgr", "-i", "add", "user", "eve", code=1).err
+
+
+def test_states_are_listed_as_workflow_programs_ask_for_them(slurm: Slurm) -> None:
+    number = slurm.submit("-J", "run-17", "--comment", "rule_part", "-A", "default", "-p", "default", "--wrap", "true")
+    slurm.ended(number)
+    words = ("--parsable2", "--clusters", "all", "--noheader", "--format=JobIdRaw,State", "--endtime", "now")
+    assert slurm("sacct", "-X", *words, "--name", "run-17").out == f"{number}|COMPLETED\n"
+    assert slurm("sacct", "-X", "--noheader", "--format=jobid,state", "--job", number).out.split() == [
+        number,
+        "COMPLETED",
+    ]
+    assert slurm("sacct", "-j", f"{number}.0", "--format=Reason", "--noheader").out == ""
+    assert slurm("sacct", "-n", "-P", "-j", f"{number}.batch", "-o", "JobID").out == f"{number}.batch\n"
 
 
 def test_nodes_are_listed(slurm: Slurm) -> None:

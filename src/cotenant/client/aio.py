@@ -28,6 +28,8 @@ from cotenant.cli.jobs.folder_download import Download, target_of
 from cotenant.cli.jobs.follow import Output, copy_output, follow, is_gang, watch_until_ended
 from cotenant.cli.jobs.job_file import BadJobs, Draft
 from cotenant.cli.jobs.job_lines import outcome_line
+from cotenant.cli.jobs.schedules import all_schedules
+from cotenant.cli.jobs.secrets import all_secrets
 from cotenant.cli.jobs.submit import create, resolve_ids
 from cotenant.cli.jobs.submit_order import Step
 from cotenant.cli.jobs.work_files import Wanted, clean_path, read_parts
@@ -35,6 +37,8 @@ from cotenant.cli.name_lookup import all_jobs, find_job, find_job_or_array, phas
 from cotenant.cli.source_positions import MapNode, SourcePosition
 from cotenant.client.errors import CotenantError, JobCancelled, JobFailed, as_api_errors
 from cotenant.client.job_fields import JobFields, draft_of
+from cotenant.client.schedules import Overlap, ScheduleStatus, check_overlap, create_schedule, schedule_status
+from cotenant.client.secrets import Secret, secret_of, set_request
 from cotenant.client.status import JobStatus, html_table, status_of
 from cotenant.codec.errors import from_error
 from cotenant.codec.specs import PHASES
@@ -53,6 +57,15 @@ from cotenant.v1.job_service_pb2 import (
     ResumeJobRequest,
     SuspendJobRequest,
 )
+from cotenant.v1.schedule_service_pb2 import (
+    DeleteScheduleRequest,
+    GetScheduleRequest,
+    PauseScheduleRequest,
+    ResumeScheduleRequest,
+    RunScheduleRequest,
+)
+from cotenant.v1.schedule_service_pb2 import Schedule as ScheduleMessage
+from cotenant.v1.secret_service_pb2 import DeleteSecretRequest
 
 T = TypeVar("T")
 Command = str | PurePath | Sequence[str | PurePath]
@@ -222,6 +235,75 @@ class AsyncClient:
             return found
 
         return JobList(AsyncJob(self, job) for job in await self._call(read))
+
+    async def create_schedule(
+        self,
+        command: Command,
+        *,
+        every: str,
+        time_zone: str = "",
+        overlap: Overlap = "skip",
+        request_id: str = "",
+        **fields: Unpack[JobFields],
+    ) -> AsyncSchedule:
+        """Create a schedule that submits this job again and again, and return it.
+
+        `every` is five fields of cron, a name such as "@daily", or a period such as "6h"; `time_zone` is that of the
+        five fields. `overlap` says what happens while an earlier job has not ended: "skip" submits nothing, "queue"
+        lets the job wait, "replace" cancels the earlier one. `request_id` makes a retry idempotent.
+
+        Raises:
+            InvalidArgument: names every invalid field.
+        """
+        check_overlap(overlap)
+        with as_api_errors():
+            draft = draft_of(command, fields)
+        key = request_id or uuid.uuid4().hex
+        made = await self._call(lambda mesh: create_schedule(mesh, draft, every, time_zone, overlap, key))
+        return AsyncSchedule(self, made)
+
+    async def schedule(self, id: str) -> AsyncSchedule:
+        """Return the schedule with this id.
+
+        Raises:
+            NotFound: there is none.
+        """
+        request = GetScheduleRequest(id=id)
+        return AsyncSchedule(self, (await self._call(lambda mesh: mesh.schedules.GetSchedule(request))).schedule)
+
+    async def schedules(self) -> list[AsyncSchedule]:
+        """Return the schedules of the caller's tenants, by id."""
+
+        async def read(mesh: Mesh) -> list[AsyncSchedule]:
+            return [AsyncSchedule(self, one) async for one in all_schedules(mesh)]
+
+        return await self._call(read)
+
+    async def set_secret(self, name: str, value: str | bytes, *, tenant: str = "") -> Secret:
+        """Set a secret: create it, or replace its value for attempts that start from now on.
+
+        Raises:
+            InvalidArgument: names every invalid field, without anything of the value.
+        """
+        request = set_request(name, value, tenant)
+        return secret_of((await self._call(lambda mesh: mesh.secrets.SetSecret(request))).secret)
+
+    async def secrets(self, *, tenant: str = "") -> list[Secret]:
+        """Return the secrets of a tenant, or of all tenants of the caller, without their values."""
+
+        async def read(mesh: Mesh) -> list[Secret]:
+            return [secret_of(one) async for one in all_secrets(mesh, tenant)]
+
+        return await self._call(read)
+
+    async def delete_secret(self, name: str, *, tenant: str = "") -> None:
+        """Delete a secret. Jobs that name it and have not started wait until it is set again.
+
+        Raises:
+            NotFound: there is none.
+        """
+        request = DeleteSecretRequest(tenant=tenant, name=name)
+        await self._call(lambda mesh: mesh.secrets.DeleteSecret(request))
 
     def _of(self, found: JobMessage | ArrayMessage) -> AsyncJob | AsyncJobArray:
         return AsyncJobArray(self, found) if isinstance(found, ArrayMessage) else AsyncJob(self, found)
@@ -494,6 +576,56 @@ class AsyncJobArray:
         answer = await self._client._call(lambda mesh: mesh.arrays.CancelArray(request))
         self._message = answer.array
         return self.counts
+
+
+class AsyncSchedule:
+    """A schedule: at each of its due times, a job is submitted."""
+
+    def __init__(self, client: AsyncClient, message: ScheduleMessage) -> None:
+        self._client = client
+        self._message = message
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self._message.every}{' paused' if self._message.paused else ''}>"
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self._message.id
+
+    @property
+    def last_status(self) -> ScheduleStatus:
+        """Its state when it was last read."""
+        return schedule_status(self._message)
+
+    async def status(self) -> ScheduleStatus:
+        """Return its present state."""
+        request = GetScheduleRequest(id=self.id)
+        self._message = (await self._client._call(lambda mesh: mesh.schedules.GetSchedule(request))).schedule
+        return self.last_status
+
+    async def pause(self) -> ScheduleStatus:
+        """Submit nothing until `resume`. Jobs that were submitted continue."""
+        request = PauseScheduleRequest(id=self.id)
+        self._message = (await self._client._call(lambda mesh: mesh.schedules.PauseSchedule(request))).schedule
+        return self.last_status
+
+    async def resume(self) -> ScheduleStatus:
+        """Submit again, from the next due time on."""
+        request = ResumeScheduleRequest(id=self.id)
+        self._message = (await self._client._call(lambda mesh: mesh.schedules.ResumeSchedule(request))).schedule
+        return self.last_status
+
+    async def run(self) -> AsyncJob:
+        """Submit its job now, also if it is paused, and return that; the due times stay as they are."""
+        request = RunScheduleRequest(id=self.id, request_id=uuid.uuid4().hex)
+        answer = await self._client._call(lambda mesh: mesh.schedules.RunSchedule(request))
+        return AsyncJob(self._client, answer.job)
+
+    async def delete(self) -> None:
+        """Delete the schedule. Jobs that were submitted continue."""
+        request = DeleteScheduleRequest(id=self.id)
+        await self._client._call(lambda mesh: mesh.schedules.DeleteSchedule(request))
 
 
 class Explanation(NamedTuple):

@@ -13,11 +13,13 @@ from concurrent.futures import Future
 from pathlib import PurePath
 from typing import Any, Self, TypeVar, Unpack, cast, overload
 
-from cotenant.client.aio import AsyncClient, AsyncJob, AsyncJobArray, Command, Explanation, JobList
+from cotenant.client.aio import AsyncClient, AsyncJob, AsyncJobArray, AsyncSchedule, Command, Explanation, JobList
 from cotenant.client.errors import WaitTimeout
 from cotenant.client.job_fields import JobFields
 from cotenant.client.loop import run
 from cotenant.client.mapping import RESULT_BYTES_MAX, WORKERS_DEFAULT, MapOptions, OnExit, end_maps, start_map
+from cotenant.client.schedules import Overlap, ScheduleStatus
+from cotenant.client.secrets import Secret
 from cotenant.client.status import JobStatus
 
 T = TypeVar("T")
@@ -161,6 +163,60 @@ class Client:
             )
         )
         return JobList(Job(one) for one in found)
+
+    def create_schedule(
+        self,
+        command: Command,
+        *,
+        every: str,
+        time_zone: str = "",
+        overlap: Overlap = "skip",
+        request_id: str = "",
+        **fields: Unpack[JobFields],
+    ) -> Schedule:
+        """Create a schedule that submits this job again and again, and return it.
+
+        `every` is five fields of cron, a name such as "@daily", or a period such as "6h"; `time_zone` is that of the
+        five fields. `overlap` says what happens while an earlier job has not ended: "skip" submits nothing, "queue"
+        lets the job wait, "replace" cancels the earlier one. `request_id` makes a retry idempotent.
+
+        Raises:
+            InvalidArgument: names every invalid field.
+        """
+        own: dict[str, Any] = {"every": every, "time_zone": time_zone, "overlap": overlap, "request_id": request_id}
+        return Schedule(run(self._client.create_schedule(command, **own, **fields)))
+
+    def schedule(self, id: str) -> Schedule:
+        """Return the schedule with this id.
+
+        Raises:
+            NotFound: there is none.
+        """
+        return Schedule(run(self._client.schedule(id)))
+
+    def schedules(self) -> list[Schedule]:
+        """Return the schedules of the caller's tenants, by id."""
+        return [Schedule(one) for one in run(self._client.schedules())]
+
+    def set_secret(self, name: str, value: str | bytes, *, tenant: str = "") -> Secret:
+        """Set a secret: create it, or replace its value for attempts that start from now on.
+
+        Raises:
+            InvalidArgument: names every invalid field, without anything of the value.
+        """
+        return run(self._client.set_secret(name, value, tenant=tenant))
+
+    def secrets(self, *, tenant: str = "") -> list[Secret]:
+        """Return the secrets of a tenant, or of all tenants of the caller, without their values."""
+        return run(self._client.secrets(tenant=tenant))
+
+    def delete_secret(self, name: str, *, tenant: str = "") -> None:
+        """Delete a secret. Jobs that name it and have not started wait until it is set again.
+
+        Raises:
+            NotFound: there is none.
+        """
+        run(self._client.delete_secret(name, tenant=tenant))
 
     def map(
         self,
@@ -359,3 +415,43 @@ class JobArray:
     def cancel(self) -> dict[str, int]:
         """Cancel its jobs that have not ended, and return the number of jobs in each phase."""
         return run(self._array.cancel())
+
+
+class Schedule:
+    """A schedule: at each of its due times, a job is submitted."""
+
+    def __init__(self, schedule: AsyncSchedule) -> None:
+        self._schedule = schedule
+
+    def __repr__(self) -> str:
+        return repr(self._schedule).replace("AsyncSchedule", "Schedule", 1)
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self._schedule.id
+
+    @property
+    def last_status(self) -> ScheduleStatus:
+        """Its state when it was last read."""
+        return self._schedule.last_status
+
+    def status(self) -> ScheduleStatus:
+        """Return its present state."""
+        return run(self._schedule.status())
+
+    def pause(self) -> ScheduleStatus:
+        """Submit nothing until `resume`. Jobs that were submitted continue."""
+        return run(self._schedule.pause())
+
+    def resume(self) -> ScheduleStatus:
+        """Submit again, from the next due time on."""
+        return run(self._schedule.resume())
+
+    def run(self) -> Job:
+        """Submit its job now, also if it is paused, and return that; the due times stay as they are."""
+        return Job(run(self._schedule.run()))
+
+    def delete(self) -> None:
+        """Delete the schedule. Jobs that were submitted continue."""
+        run(self._schedule.delete())

@@ -30,6 +30,7 @@ class Settings:
     cert: str = ""
     key: str = ""
     https: bool = False  # with the same certificate
+    origins: tuple[str, ...] = ()  # of other sites' pages that may call
     parent: bool = False  # ends when its standard input does
 
     def access(self) -> Access:
@@ -48,7 +49,7 @@ def main() -> None:
 
 async def _serve(settings: Settings) -> None:
     listening = socket.socket(fileno=settings.fd)
-    gateway = Gateway(lambda: Mesh(settings.access, report=lambda words: None))
+    gateway = Gateway(lambda: Mesh(settings.access, report=lambda words: None), settings.origins)
     files = (settings.cert, settings.key) if settings.https else None
     try:
         await serve(gateway, listening, tls=files, with_parent=settings.parent)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from cotenant import telemetry
 from cotenant.cli.connection import Mesh, is_unreachable
 from cotenant.codec import errors
 from cotenant.codec.errors import Problem, Violation
+from cotenant.gateway import cors
 from cotenant.rpc.access import AccessError
 from cotenant.rpc.endpoints import TO
 from cotenant.rpc.service_homes import HOMES
@@ -56,11 +57,12 @@ ANY_HOME = "queue"  # of services that every process serves
 class Gateway:
     """An ASGI application that calls a mesh. `connect` opens the connection, with the first call."""
 
-    def __init__(self, connect: Callable[[], Mesh]) -> None:
+    def __init__(self, connect: Callable[[], Mesh], origins: Collection[str] = ()) -> None:
         api = shipped_protos.api()
         self._routes = Routes(api)
         self._document = json.dumps(openapi.document(api), ensure_ascii=False).encode()
         self._connect = connect
+        self._origins = frozenset(origins)  # of other sites' pages that may call
         self._mesh: Mesh | None = None
         self._requests = 0
         self._large = asyncio.Semaphore(LARGE_BODIES_MAX)
@@ -75,7 +77,7 @@ class Gateway:
             return
         self._requests += 1
         try:
-            await self._answer(scope, receive, send)
+            await self._answer_browser(scope, receive, send)
         finally:
             self._requests -= 1
 
@@ -84,6 +86,26 @@ class Gateway:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._mesh:
             await self._mesh.close()
+
+    async def _answer_browser(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; with named origins, as browsers need it for pages of other sites."""
+        headers = Headers(scope=scope)
+        if not self._origins:
+            await self._answer(scope, receive, send)
+            return
+        if cors.is_preflight(scope["method"], headers):
+            allowed = {**HEADERS, **cors.preflight_headers(self._origins, headers)}
+            await send({"type": "http.response.start", "status": 204, "headers": _encoded(allowed)})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        more = _encoded(cors.answer_headers(self._origins, headers))
+
+        async def send_with_origin(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *more]}
+            await send(message)
+
+        await self._answer(scope, receive, send_with_origin)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -307,8 +329,11 @@ async def _lifespan(receive: Receive, send: Send) -> None:
 
 async def _start(send: Send, status: int, kind: str, **headers: str) -> None:
     named = {"content-type": kind, **HEADERS, **headers}
-    pairs = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in named.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.start", "status": status, "headers": _encoded(named)})
+
+
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
 
 
 async def _send(send: Send, status: int, body: bytes, **headers: str) -> None:

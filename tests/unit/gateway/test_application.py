@@ -29,6 +29,8 @@ from cotenant.v1.job_service_pb2 import (
 )
 from cotenant.v1.job_service_pb2_grpc import JobServiceServicer, add_JobServiceServicer_to_server
 
+PORTAL = "https://portal.example"
+ASKS: dict[str, Any] = {"origin": PORTAL, "access_control_request_method": "POST", "authorization": ""}
 TOKEN = {"authorization": "Bearer secret"}
 LAG_SECONDS_MAX = 0.1
 
@@ -171,7 +173,7 @@ async def call(jobs: Jobs) -> AsyncIterator[Caller]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     mesh: Any = OneService(connect(f"127.0.0.1:{port}"))
-    gateway = Gateway(lambda: mesh)
+    gateway = Gateway(lambda: mesh, [PORTAL])
     try:
         yield Caller(gateway)
     finally:
@@ -334,3 +336,38 @@ async def test_a_mesh_that_is_not_found_is_said_so() -> None:
 async def test_the_document_needs_no_token(call: Caller) -> None:
     answer = await call("GET", "/openapi.json", authorization="")
     assert (call.status, answer["openapi"]) == (200, "3.1.0")
+
+
+async def test_a_named_site_may_call_and_read_errors(call: Caller, jobs: Jobs) -> None:
+    for path, status in (("/v1/jobs/17", 200), ("/v1/jobs/none", 404)):
+        await call("GET", path, origin=PORTAL)
+        assert (call.status, call.headers["access-control-allow-origin"]) == (status, PORTAL)
+        assert call.headers["vary"] == "origin"
+        assert "retry-after" in call.headers["access-control-expose-headers"]
+        assert "access-control-allow-credentials" not in call.headers
+
+
+async def test_a_preflight_is_answered_without_a_token_or_a_call(call: Caller, jobs: Jobs) -> None:
+    await call("OPTIONS", "/v1/jobs", **ASKS)
+    assert (call.status, call.sent, jobs.request) == (204, [], None)
+    assert call.headers["access-control-allow-origin"] == PORTAL
+    assert "POST" in call.headers["access-control-allow-methods"]
+    assert {"authorization", "content-type"} <= set(call.headers["access-control-allow-headers"].split(", "))
+
+
+@pytest.mark.parametrize(
+    "origin", ["", "null", "https://evil.example", f"{PORTAL}.evil.example", "http://portal.example"]
+)
+async def test_other_sites_are_not_named(call: Caller, origin: str) -> None:
+    await call("GET", "/v1/jobs/17", origin=origin)
+    assert "access-control-allow-origin" not in call.headers
+    await call("OPTIONS", "/v1/jobs", **{**ASKS, "origin": origin})
+    assert not [name for name in call.headers if name.startswith("access-control")]
+
+
+async def test_without_named_sites_there_are_no_cors_headers(call: Caller) -> None:
+    call.gateway = Gateway(call.gateway._connect)
+    await call("GET", "/v1/jobs/17", origin=PORTAL)
+    assert (call.status, {"vary", "access-control-allow-origin"} & set(call.headers)) == (200, set())
+    await call("OPTIONS", "/v1/jobs", **ASKS)
+    assert (call.status, "access-control-allow-origin" in call.headers) == (405, False)

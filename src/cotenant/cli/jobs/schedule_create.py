@@ -58,7 +58,7 @@ def create_schedule(
             answer: CreateScheduleResponse = await mesh.schedules.CreateSchedule(request)
             return answer.schedule
         except grpc.aio.AioRpcError as error:
-            raise rejection([(draft, _of_options(from_error(error)))]) from error
+            raise rejection([(draft, schedule_problem(from_error(error)))]) from error
 
     made = with_mesh(flags, work)
     if as_json:
@@ -72,7 +72,7 @@ def create_schedule(
         note(f"the first job is submitted at {time_text(made, 'next_time')}; see `cotenant schedules`")
 
 
-def _of_options(problem: Problem) -> Problem:
-    """Return a problem whose fields are those of the job and of the options."""
+def schedule_problem(problem: Problem) -> Problem:
+    """Return the refusal of a schedule with the fields as its caller named them: those of its job, and its own."""
     problem.violations = tuple(Violation(one.field.removeprefix(PREFIX), one.description) for one in problem.violations)
     return problem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # grpc is imported only by servers
     from cotenant.security.grpc_tls import TlsFiles
     from cotenant.security.server_security import Security
 
+ALLOW_ORIGIN_HELP = "Site whose pages may call the gateway from a browser; repeatable; default: none."
 Sections = Mapping[str, Mapping[str, Any]]
 
 
@@ -209,6 +210,22 @@ def check_listen(listen: str, security_settings: SecuritySettings) -> None:
         hint="create certificates with `cotenant certs init` and set --tls-ca, --tls-cert and --tls-key; "
         "on a trusted network, --insecure serves without TLS",
     )
+
+
+def read_allowed_origins(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the origins of `--allow-origin`.
+
+    Raises:
+        CommandError: names each that is none.
+    """
+    if not texts:
+        return ()
+    from cotenant.cli.mesh.allowed_origins import read_origins  # few gateways are called by pages
+
+    try:
+        return read_origins(texts)
+    except ValueError as error:
+        raise usage_error(f"--allow-origin {error}") from None
 
 
 def make_security(security_settings: SecuritySettings, state_dir: Path, service: str, token: str) -> Security:

@@ -27,9 +27,11 @@ from cotenant.cli.mesh.nested_agent import (
 from cotenant.cli.mesh.notification_options import notification_rules
 from cotenant.cli.mesh.readiness import notify_ready
 from cotenant.cli.mesh.security_options import (
+    ALLOW_ORIGIN_HELP,
     SecuritySettings,
     check_listen,
     make_security,
+    read_allowed_origins,
     read_security_settings,
     secure_calls,
 )
@@ -87,6 +89,7 @@ class ServiceSetup:
     endpoints: str
     security_settings: SecuritySettings
     address: str = ""
+    origins: tuple[str, ...] = ()  # of pages that may call the gateway
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,7 @@ def serve(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Predictor that records observations; this one only reads its models."),
     ] = None,
+    allow_origin: Annotated[list[str] | None, typer.Option(metavar="URL", help=ALLOW_ORIGIN_HELP)] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
     shared_identity: Annotated[
         bool, typer.Option("--shared-identity", help="Let an agent without root run other users' jobs as its own user.")
@@ -211,7 +215,8 @@ def serve(
     within that job's control groups, and drains its node before that job ends. See docs/pilots.md.
 
     gateway is the API as JSON over HTTP, on loopback port 7075 without --listen: a client of the mesh that passes its
-    callers' API tokens on. With a certificate it serves HTTPS. GET /openapi.json describes it.
+    callers' API tokens on. With a certificate it serves HTTPS. GET /openapi.json describes it. Pages of other sites may
+    call it from a browser only if --allow-origin names them.
 
     slurm needs no other service: beside a slurmctld it answers `cotenant jobs`, `explain`, `whatif` and other commands
     that read, on loopback port 7076 without --listen. The jobs stay Slurm's; nothing is written to Slurm.
@@ -225,6 +230,7 @@ def serve(
       cotenant serve agent --nested --endpoints placement=10.0.0.5:7071 --for 8h --idle 10m
       cotenant serve web --endpoints queue=10.0.0.5:7070 --listen 0.0.0.0:7074 --address head.example.org
       cotenant serve gateway --endpoints 10.0.0.5:7070 --listen 127.0.0.1:7075
+      cotenant serve gateway --allow-origin https://portal.example.org
       cotenant serve slurm --restd /run/slurmrestd.sock
     """
     if service not in SERVICES:
@@ -249,6 +255,8 @@ def serve(
     addresses = metrics_endpoints.metrics_addresses(settings.metrics if metrics is None else metrics)
     state_dir = resolve_state_dir(context)
     security_settings = read_security_settings(settings.sections, Flags.of(context), insecure=insecure)
+    if allow_origin and service != "gateway":
+        raise usage_error("--allow-origin is for the gateway")
     if listen and service != "agent":
         check_listen(listen, security_settings)
     setup = ServiceSetup(
@@ -260,6 +268,7 @@ def serve(
         token=os.environ.get("COTENANT_TOKEN", "") if security_settings.mutual else _token(state_dir),
         security_settings=security_settings,
         address=address,
+        origins=read_allowed_origins(allow_origin or ()) if service == "gateway" else (),
         endpoints=endpoints or ",".join(f"{name}=127.0.0.1:{port}" for name, port in PORTS.items()),
     )
     for address_of_metrics in addresses:
@@ -296,6 +305,8 @@ def _become(service: str, setup: ServiceSetup) -> NoReturn:
     host, port = setup.listen.rpartition(":")[0], listening.getsockname()[1]
     url = f"{'https' if https else 'http'}://{setup.address or host}:{port}/"
     note(f"{service} serves at {url}")
+    if service == "gateway":
+        settings["origins"] = setup.origins
     if service == "web":
         settings["names"] = [name for name in (setup.address, socket.gethostname(), socket.getfqdn()) if name]
         if setup.token and not setup.security_settings.mutual and not os.environ.get("COTENANT_TOKEN"):

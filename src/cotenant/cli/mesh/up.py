@@ -17,7 +17,13 @@ from cotenant.cli.annotations import typer
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import metrics_endpoints, welcome
 from cotenant.cli.mesh.notification_options import notification_rules
-from cotenant.cli.mesh.security_options import SecuritySettings, check_listen, read_security_settings
+from cotenant.cli.mesh.security_options import (
+    ALLOW_ORIGIN_HELP,
+    SecuritySettings,
+    check_listen,
+    read_allowed_origins,
+    read_security_settings,
+)
 from cotenant.cli.mesh.settings import (
     Settings,
     agent_settings,
@@ -57,6 +63,7 @@ class HttpSettings:
 
     web_port: int | None = None  # None: no dashboard
     gateway: str = ""  # "": no gateway
+    origins: tuple[str, ...] = ()  # of pages that may call it
 
 
 NO_HTTP = HttpSettings()
@@ -126,6 +133,7 @@ def up(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Serve the API as JSON over HTTP there; default: not at all."),
     ] = None,
+    allow_origin: Annotated[list[str] | None, typer.Option(metavar="URL", help=ALLOW_ORIGIN_HELP)] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
     shared_identity: Annotated[
         bool | None,
@@ -205,8 +213,11 @@ def up(
     )
     security_settings = read_security_settings(settings.sections, Flags.of(context), insecure=insecure)
     check_listen(settings.listen, security_settings)
+    origins = read_allowed_origins(allow_origin or ())
     if settings.gateway:
         check_listen(settings.gateway, security_settings)
+    elif allow_origin:
+        raise usage_error("--allow-origin needs --gateway")
     security_settings = restrict_submitters(security_settings, settings, resolve_state_dir(context))
     addresses = metrics_endpoints.metrics_addresses(settings.metrics, 1 + settings.nodes)
     file_descriptors.raise_limit()
@@ -214,7 +225,7 @@ def up(
         metrics_endpoints.expose_metrics(*addresses[0])
     agents = start_agents(settings, addresses[1:])
     mesh = mesh_config(settings, resolve_state_dir(context), read_options(option or ()), security_settings)
-    pages = HttpSettings(settings.web_port if settings.web else None, settings.gateway)
+    pages = HttpSettings(settings.web_port if settings.web else None, settings.gateway, origins)
     asyncio.run(run(mesh, agents, pages, at_terminal=at_terminal))
 
 
@@ -340,7 +351,7 @@ async def _serve(
         if dashboard:
             closing.push_async_callback(dashboard.close)
         if http.gateway:
-            closing.push_async_callback(open_gateway(config, http.gateway).close)
+            closing.push_async_callback(open_gateway(config, http.gateway, http.origins).close)
         await _serve_mesh(config, agents, dashboard, at_terminal=at_terminal)
 
 
@@ -355,7 +366,7 @@ def open_dashboard(config: MeshConfig, port: int) -> Dashboard:
     return Dashboard(config.state_dir, port, _tls_settings(config))
 
 
-def open_gateway(config: MeshConfig, address: str) -> HttpProcess:
+def open_gateway(config: MeshConfig, address: str, origins: tuple[str, ...]) -> HttpProcess:
     """Listen for callers of the gateway, and print where.
 
     Raises:
@@ -372,7 +383,8 @@ def open_gateway(config: MeshConfig, address: str) -> HttpProcess:
     https = bool(tls.get("cert") and tls.get("key"))
     listening = bind("the gateway", host, port, "choose another address with --gateway")
     note(f"gateway: {'https' if https else 'http'}://{address.rpartition(':')[0]}:{listening.getsockname()[1]}/")
-    return HttpProcess("cotenant.gateway", listening, {"state_dir": str(config.state_dir), "https": https, **tls})
+    settings = {"state_dir": str(config.state_dir), "https": https, "origins": origins, **tls}
+    return HttpProcess("cotenant.gateway", listening, settings)
 
 
 def _tls_settings(config: MeshConfig) -> dict[str, str]:

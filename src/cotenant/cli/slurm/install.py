@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def slurm() -> None:
-    """Use scripts and programs that are written for Slurm: sbatch, srun, squeue, scancel, sacct, sinfo, scontrol.
+    """Use scripts and programs for Slurm: sbatch, srun, squeue, scancel, sacct, sacctmgr, sinfo, scontrol.
 
     Install the commands into a folder, and put it first on PATH. They reach the mesh as `cotenant` does, by the
     COTENANT_ variables, the configuration file or the default state directory.

@@ -47,6 +47,10 @@ _CONDITIONS = {
     "afternotok": pb.DEPENDENCY_CONDITION_AFTER_FAIL,
     "after": pb.DEPENDENCY_CONDITION_AFTER_STARTED,
 }
+_DELAYED = "+MINUTES would start it that long after the job's start; a job here may wait for the start, or use --begin"
+_NOT_EXPRESSED = {
+    "aftercorr": "would start each task after the other array's task with its index; afterok waits for all of them"
+}
 SINGLETON = "singleton"
 
 
@@ -207,17 +211,17 @@ def _set_dependencies(spec: pb.JobSpec, values: Values) -> bool:
     def read(text: str) -> bool:
         singleton = False
         if "?" in text:
-            raise ValueError(text)
+            raise SlurmError("? would start it after any of several jobs; here all of its dependencies must hold")
         for part in filter(None, text.split(",")):
             match = _DEPENDENCY.fullmatch(part)
-            if not match or (match[1] or "").lower() == "aftercorr":
+            if not match:
                 raise ValueError(text)
             singleton |= bool(match[3])
             for one in (match[2] or "").split(":") if match[2] else ():
-                found, delay, _ = one.partition("+")
-                if delay:
-                    raise ValueError(text)
-                spec.dependencies.add(id=read_id(found), condition=_CONDITIONS[match[1].lower()])
+                kind = match[1].lower()
+                if kind in _NOT_EXPRESSED or "+" in one:
+                    raise SlurmError(f"{part}: {_NOT_EXPRESSED.get(kind, _DELAYED)}")
+                spec.dependencies.add(id=read_id(one), condition=_CONDITIONS[kind])
         return singleton
 
     message = "Batch job submission failed: Job dependency problem: --dependency={value}"

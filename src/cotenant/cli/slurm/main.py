@@ -9,7 +9,7 @@ from importlib import import_module
 from cotenant.cli.outcome import CommandError, Exit, print_version
 from cotenant.cli.slurm.outcome import FAILED, SlurmError, of_mesh, show
 
-COMMANDS = ("sbatch", "srun", "squeue", "scancel", "sacct", "sinfo", "scontrol")
+COMMANDS = ("sbatch", "srun", "squeue", "scancel", "sacct", "sacctmgr", "sinfo", "scontrol")
 VERSION_OPTIONS = ("--version", "-V")
 
 

@@ -128,6 +128,8 @@ def main(words: Sequence[str]) -> int:
     found = [one for job in jobs if (one := Facts(job, now)) and (states is None or one.state in states)]
     steps = "allocations" not in given
     rows = [line for one in found if _matches(one, given) for line in _lines(one, steps)]
+    if steps and (only := _steps(given.get("jobs", ""))):
+        rows = [line for line in rows if line.step in only]
     if "parsable" in given or "parsable2" in given:
         _print_parsable(fields, rows, given)
     else:
@@ -173,6 +175,16 @@ def _lines(one: Facts, steps: bool) -> Iterator[Line]:
     yield Line(one)
     if steps and one.start is not None:
         yield Line(one, BATCH)
+
+
+def _steps(ids: str) -> set[str]:
+    """Return the steps that a list of ids asks for; empty if it names whole jobs.
+
+    >>> sorted(_steps("17.batch,18.0")), _steps("17,18.0"), _steps("")
+    (['.0', '.batch'], set(), set())
+    """
+    parts = [part.partition(".") for part in ids.split(",")]
+    return {f".{step}" for _, dot, step in parts if dot} if all(dot for _, dot, _ in parts) else set()
 
 
 def _print_parsable(fields: Sequence[Field], rows: Sequence[Line], given: Mapping[str, str]) -> None:

@@ -37,6 +37,16 @@ Usage: scontrol [-o] COMMAND
 Commands: show job [ID], show node [NAME], show partition, show hostnames [LIST], show hostlist LIST, hold ID…,
 release ID…, suspend ID…, resume ID…, requeue ID…, update jobid=ID FIELD=VALUE…, ping."""
 FIXED = "Requested operation is presently disabled"
+CHANGEABLE = ("priority", "jobname", "name", "comment", "requeue", "nice")
+FIXED_FIELDS = {  # what Slurm changes and Cotenant does not, in Slurm's spelling
+    name.lower(): name
+    for name in (
+        *("Account", "ArrayTaskThrottle", "BurstBuffer", "CPUsPerTask", "Deadline", "Dependency", "EligibleTime"),
+        *("EndTime", "ExcNodeList", "Features", "Gres", "Licenses", "MinCPUsNode", "MinMemoryCPU", "MinMemoryNode"),
+        *("NodeList", "NumCPUs", "NumNodes", "NumTasks", "OverSubscribe", "Partition", "QOS", "ReqNodeList"),
+        *("Reservation", "StartTime", "StdErr", "StdOut", "TimeLimit", "TimeMin", "TresPerNode", "UserID", "WorkDir"),
+    )
+}
 Change = Callable[[Mesh, Job], Awaitable[Any]]
 
 
@@ -254,13 +264,20 @@ def _changes(given: Mapping[str, str]) -> tuple[JobSpec, list[str]]:
     """Return the new values of fields, and their paths.
 
     Raises:
-        SlurmError: names every field that cannot be changed.
+        SlurmError: names every field that cannot be changed, or does not exist.
     """
     spec, paths = JobSpec(), list[str]()
-    fixed = [name for name in given if name not in ("priority", "jobname", "name", "comment", "requeue", "nice")]
-    if fixed:
-        why = ", ".join(f"{name} of a submitted job cannot be changed" for name in fixed)
-        raise SlurmError(f"slurm_update error: {FIXED}: {why}", prefixed=False)
+    unknown = [name for name in given if name not in FIXED_FIELDS and name not in CHANGEABLE]
+    if unknown:
+        wrong = [f"Update of this parameter is not supported: {name}={given[name]}" for name in unknown]
+        raise SlurmError(*wrong, "Request aborted", prefixed=False)
+    if fixed := [FIXED_FIELDS[name] for name in given if name in FIXED_FIELDS]:
+        why = ", ".join(fixed)
+        raise SlurmError(
+            f"slurm_update error: {FIXED}: {why} of a submitted job cannot be changed",
+            "hint: cancel it, and submit it again with other options",
+            prefixed=False,
+        )
     for name, value in given.items():
         try:
             _change(spec, paths, name, value)

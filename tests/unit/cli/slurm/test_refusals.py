@@ -1,0 +1,63 @@
+"""What Slurm has and Cotenant has not: refused with what it would have meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotenant.cli.slurm import scontrol
+from cotenant.cli.slurm.job_spec import Script, submission_of
+from cotenant.cli.slurm.outcome import SlurmError
+
+NUMBER = "32988737685313719"
+
+
+def refused(text: str) -> str:
+    """Return why a dependency is refused."""
+    with pytest.raises(SlurmError) as error:
+        submission_of({"dependency": text}, Script("true", "wrap"), "eve", lambda words: None)
+    [line] = error.value.lines
+    assert line.startswith(f"Batch job submission failed: Job dependency problem: --dependency={text}")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        (f"aftercorr:{NUMBER}", "after the other array's task with its index"),
+        (f"afterok:{NUMBER},after:{NUMBER}+5", "+MINUTES would start it that long after"),
+        (f"afterok:{NUMBER}?afterany:{NUMBER}", "after any of several jobs"),
+    ],
+)
+def test_a_dependency_that_is_not_expressed_says_what_it_would_mean(text: str, meaning: str) -> None:
+    assert meaning in refused(text)
+
+
+@pytest.mark.parametrize("text", ["afterwards:1", "afterok", "afterok:"])
+def test_a_dependency_that_is_none_is_refused(text: str) -> None:
+    assert refused(text).endswith(text)
+
+
+def test_expressed_dependencies_are_accepted() -> None:
+    text = f"afterok:{NUMBER}:{NUMBER}_7,after:{NUMBER},singleton"
+    made = submission_of({"dependency": text}, Script("true", "wrap"), "eve", lambda words: None)
+    assert (len(made.spec.dependencies), made.singleton) == (3, True)
+
+
+def test_fixed_fields_are_named_as_slurm_spells_them() -> None:
+    with pytest.raises(SlurmError) as error:
+        scontrol.main(["update", f"jobid={NUMBER}", "timelimit=5", "NUMNODES=2", "Priority=3"])
+    assert error.value.lines == (
+        "slurm_update error: Requested operation is presently disabled: TimeLimit, NumNodes of a submitted job cannot "
+        "be changed",
+        "hint: cancel it, and submit it again with other options",
+    )
+
+
+def test_unknown_fields_are_refused_as_slurm_does() -> None:
+    with pytest.raises(SlurmError) as error:
+        scontrol.main(["update", f"jobid={NUMBER}", "Speed=5", "TimeLimit=5", "Colour=red"])
+    assert error.value.lines == (
+        "Update of this parameter is not supported: speed=5",
+        "Update of this parameter is not supported: colour=red",
+        "Request aborted",
+    )
