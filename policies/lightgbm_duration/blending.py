@@ -52,7 +52,6 @@ class Blend:
     """
 
     def __init__(self, models: int) -> None:
-        self._models = models
         self._groups: OrderedDict[str, _Group] = OrderedDict()
         self._fresh = _Group(np.zeros((models, len(SHARES))))
         self.changed = False

@@ -41,7 +41,7 @@ class Found:
     left: float
     speed: float | None
 
-    def beats(self, other: Found | None, *, packed: bool = False) -> bool:
+    def beats(self, other: Found | None, *, packed: bool) -> bool:
         """Return whether it takes fewer GPU-seconds; if `packed`, or if those are unknown, fewer nodes."""
         if other is None:
             return True

@@ -204,7 +204,8 @@ def test_ends_of_levels_are_ascending_above_0_and_as_shares_below_1(
     for text in valid:
         assert parse(Options, {name: text})
     for text in invalid:
-        with pytest.raises(BadOption, match=f"{name}: must be ascending"):
+        below = " and below 1" if name == "quantiles" else ""
+        with pytest.raises(BadOption, match=f"{name}: must be ascending, above 0{below}, not "):
             parse(Options, {name: text})
 
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cotenant.core.model.job_table import JobRow, JobTable
@@ -51,9 +51,12 @@ def index(history: list[float], had: float) -> float:
 
 
 @given(st.lists(st.integers(1, 10_000_000), max_size=30))
+@example([int(3 * EDGE[-1])])
+@example([10, int(3 * EDGE[-1])] * 3)
+@example([int(EDGE[-1]), 150, int(1.5 * EDGE[-1]), 900])
 def test_steps_are_ordered_by_the_index_as_it_is_defined(history: list[int]) -> None:
     past = [float(service) for service in history]
-    starts = [0.0, *EDGE[:12]]
+    starts = [0.0, *EDGE[:12], *EDGE[-2:]]
     found = levels(taught(*past), *starts)
     worth = [index(past, start) for start in starts]
     for before, level in zip(worth, found, strict=True):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from cotenant.core.model.loss_goal import LossGoal
 from cotenant.core.policy.options import BadOption, parse
 from cotenant.core.prediction.loss_fit import forecast
 from cotenant.core.prediction.loss_points import LossPoints
+from cotenant.policies import loss_curve
 from cotenant.policies.history import summarize
 from cotenant.policies.loss_curve import LossCurve
 
@@ -280,3 +282,11 @@ def test_a_job_with_an_absurd_loss_is_restored_like_any_other(loss: float) -> No
     again = LossCurve()
     assert again.restore(curve.dump()) == []
     assert again.dump() == curve.dump()
+
+
+def test_a_curve_fitted_in_advance_is_not_fitted_again_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    curve = taught(*[replace(one, loss_goal=GOAL) for one in falling()])
+    now = asked(taught(*falling()), step=1200, loss_goal=GOAL)
+    assert curve.prepare(8) == 0
+    monkeypatch.setattr(loss_curve, "forecast", lambda *given: pytest.fail("fitted again"))
+    assert asked(curve, step=1200, loss_goal=GOAL) == now

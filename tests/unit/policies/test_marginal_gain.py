@@ -111,3 +111,11 @@ def test_targets_of_a_broken_policy_are_rejected(targets: dict[str, int]) -> Non
     jobs = [job("a", 4, 10.0)]
     with pytest.raises(InvalidTargets):
         validated_targets(jobs, Resources(8000, 16), targets)
+
+
+def test_running_jobs_may_keep_their_minimum_in_a_room_that_is_too_small_for_it() -> None:
+    jobs = [job("runs", 4, 10.0, range=ReplicaRange(4, 8)), job("waits", 0, 10.0)]
+    assert validated_targets(jobs, Resources(1000, 2), {"runs": 4, "waits": 0}) == {"runs": 4, "waits": 0}
+    for targets in ({"runs": 5, "waits": 0}, {"runs": 4, "waits": 1}):
+        with pytest.raises(InvalidTargets, match="in a room of 1"):
+            validated_targets(jobs, Resources(1000, 2), targets)

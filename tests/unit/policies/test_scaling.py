@@ -179,3 +179,14 @@ def test_a_job_without_a_wanted_type_is_judged_on_the_type_that_was_seen_in_most
     for gpu_type, nodes in (("T4", 1), ("A100", 1), ("A100", 2)):
         seen.add(gpu_type, (2, nodes, False), 4, 1.0)
     assert (seen.gpu_type(""), seen.gpu_type("T4")) == ("A100", "T4")
+
+
+def test_a_fit_that_says_nothing_of_one_gpu_takes_the_slowdown_of_shares_as_configured() -> None:
+    """Where steps seem to consist of communication alone, a step on one GPU would take no time."""
+    whole = [timed(1.0, 2), timed(2.0, 4), timed(3.0, 8)]
+    shared = [timed(2.0, 1, gpu_milli=500), timed(9.0, 2, gpu_milli=1000)]
+    predictor = taught(*whole, *shared, batch="per-gpu", slowdown="1.5")
+    alone, _ = seconds_and_confidence(predictor, 4, 1)
+    beside, _ = seconds_and_confidence(predictor, 4, 1, gpu_milli=2000)
+    assert alone == pytest.approx(2.0, rel=0.01)
+    assert beside == pytest.approx(1.5 * alone, rel=0.01)

@@ -34,6 +34,7 @@ COUNTED_MAX = 1000
 CHANGES_APART_SECONDS = 12 * 3600.0  # less than between any two changes of clocks
 _PERIOD = re.compile(r"(\d{1,9})(s|m|h|d|w)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SPAN_OF_ONE = re.compile(r"(?<!\w)(\w+)-\1/\d+")  # CronSim takes 3-3/1 for 3/1: for every hour from 3 on
 _CHECKED_FROM = datetime(2024, 1, 1, tzinfo=UTC)  # any time
 
 
@@ -158,7 +159,7 @@ def parse_recurrence(text: str, zone: tzinfo, start_seconds: float) -> Recurrenc
             f"not {len(fields)} fields"
         )
     _check_line(fields)
-    return Recurrence(" ".join(fields), zone)
+    return Recurrence(_SPAN_OF_ONE.sub(r"\1", " ".join(fields)), zone)
 
 
 def _is_fixed(line: str) -> bool:

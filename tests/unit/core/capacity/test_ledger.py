@@ -277,3 +277,11 @@ def test_changes_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
     lately = ledger.changed_since(ledger.mark - 1)
     assert lately is not None
     assert lately.tolist() == [1]
+
+
+def test_a_holding_takes_nothing_but_what_it_names() -> None:
+    ledger = Ledger([NodeShape(4, 8, memory_bytes=10)])
+    ledger.hold(Holding(0, gpus=2))
+    assert (int(ledger.free_gpus[0]), int(ledger.free_cores[0])) == (2, 8)
+    ledger.hold(Holding(0, cores=3))
+    assert (int(ledger.free_gpus[0]), int(ledger.free_cores[0])) == (2, 5)

@@ -164,6 +164,8 @@ def test_anything_at_all_is_classified(tail: str, code: int, signal: int, signs:
         (HEAD + "line = '('", "ours.toml:7: line: is not a regular expression"),
         (HEAD + "line = 3", "ours.toml:7: line: must be a string, not 3"),
         (HEAD + "signals = ['SIGKILL']", "ours.toml:7: signals: must be a list of whole numbers"),
+        (HEAD + "signals = [9, 'SIGKILL']", "ours.toml:7: signals: must be a list of whole numbers"),
+        (HEAD + "exit_codes = [1, true]", "ours.toml:7: exit_codes: must be a list of whole numbers"),
         (HEAD + "line = 'a'\ntransient = true", "ours.toml:8: transient: a user's own failure recurs"),
         (HEAD.replace('"user"', '"me"') + "line = 'a'", "ours.toml:6: blame: must be one of"),
         (HEAD.replace('"y"', '"Y y"') + "line = 'a'", "ours.toml:5: class: must be of a-z"),

@@ -17,6 +17,7 @@ from tests.support.properties import examples
 from cotenant import plugins
 from cotenant.conformance.worlds import gangs, rng, worlds
 from cotenant.core.capacity.ledger import Holding, Ledger
+from cotenant.core.forecast.forecast_state import ForecastState
 from cotenant.core.forecast.start_forecast import (
     ENDS_MAX,
     ExpectedStart,
@@ -75,6 +76,44 @@ def test_a_job_starts_when_those_end_that_are_where_it_will_be() -> None:
     told = forecast(picture(two_servers(), held, [WaitingEntry(gang("w", 4), certain_time(10))]), FirstFit(), rng())
     assert told.expected == {"w": ExpectedStart(60, 60, 60, ("a",), 1, 70)}
     assert told.draws == 1, "there is nothing to draw"
+
+
+def test_a_start_is_explained_by_the_ends_where_it_is_and_not_by_those_elsewhere() -> None:
+    held = [on("a", 0, 4, 60), on("b", 1, 4, 60), on("c", 1, 0, 30)]
+    waiters = [WaitingEntry(gang("w", 4), certain_time(10)), WaitingEntry(gang("v", 4), certain_time(10))]
+    told = forecast(picture(two_servers(), held, waiters), FirstFit(), rng())
+    assert {job_id: one.ends for job_id, one in told.expected.items()} == {"w": ("a",), "v": ("b", "c")}
+    room = Headroom([Tenant("t", limit_gpu_milli=4000)], {"t": (4000, 0)})
+    held = [on("early", 0, 4, 20), on("same", 1, 4, 60, "t")]
+    limited = WaitingEntry(gang("w", 4, tenant="t"), certain_time(10))
+    told = forecast(picture(two_servers(), held, [limited], headroom=room), FirstFit(), rng())
+    assert told.expected["w"].ends == ("same", "early"), "first what it waited for until now"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "demand", "first"),
+    [(1, Demand(1000, 2), "young"), (2, Demand(0, 1), "old"), (1, Demand(0, 2), "young")],
+)
+def test_only_gangs_that_starve_pass_their_equals(replicas: int, demand: Demand, first: str) -> None:
+    held = [RunningEntry("a", (Holding(0, 1, 2),), certain_time(60))]
+    waiters = [
+        WaitingEntry(Gang(name, (GangPart("worker", replicas, demand),), waited_seconds=waited), certain_time(10))
+        for name, waited in (("young", 10.0), ("old", 100.0))
+    ]
+    shown = picture(Ledger([NodeShape(1, 2)]), held, waiters, reserving=ReservationRules(50.0))
+    found = starts(forecast(shown, FirstFit(), rng()))
+    assert min(found, key=lambda name: found[name]) == first
+    assert sorted(found.values()) == [60, 70]
+
+
+def test_the_estimate_of_a_job_counts_down_from_when_it_was_made() -> None:
+    state = ForecastState(1000.0)
+    seen = RunningJob(replace(gang("a", 1), estimate=sure(50.0)), (Holding(0, 1),), 0.0)
+    state.advance_to(100.0)
+    state.enter(RunningEntry("a", seen.holdings, certain_time(50.0), running_job=seen))
+    for later, left in ((0.0, 50.0), (20.0, 30.0), (70.0, 0.0)):
+        state.advance_to(100.0 + later)
+        assert state.running_job("a").gang.estimate.remaining_seconds == left
 
 
 @pytest.mark.parametrize(

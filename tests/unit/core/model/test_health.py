@@ -212,3 +212,29 @@ def test_the_page_matches_the_table() -> None:
 def test_every_rule_has_a_meaning_and_a_source() -> None:
     assert all(rule.meaning and rule.source and rule.remedy for rule in RULES.values())
     assert all(rule.event or rule.recovery is not Recovery.CALM or rule.calm_seconds >= 0 for rule in RULES.values())
+
+
+readings = st.builds(
+    GpuReading,
+    st.just(GPU),
+    error=st.sampled_from(["", "unknown error"]),
+    lost=st.booleans(),
+    hardware_slowdown=st.booleans(),
+    thermal_slowdown=st.booleans(),
+    temperature_celsius=st.none() | st.just(91.0),
+    remap_failed=st.booleans(),
+    remap_pending=st.booleans(),
+    retirement_pending=st.booleans(),
+    recovery=st.sampled_from(["", "reset", "reboot", "drain"]),
+    processes=st.sampled_from([(), (GpuProcess(7, name="python"),)]),
+)
+
+
+@given(readings)
+def test_each_sign_of_a_reading_names_its_gpu_and_a_rule_and_says_what_is_wrong(reading: GpuReading) -> None:
+    for sign in health.gpu_signs(reading):
+        assert sign.gpu_uuid == GPU
+        assert sign.rule in RULES
+        assert sign.detail not in ("", GPU)
+    if reading.error and not reading.lost:
+        assert reading.error in health.gpu_signs(reading)[0].detail

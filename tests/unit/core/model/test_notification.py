@@ -12,6 +12,7 @@ from cotenant.core.model.job import JobSpec, Role
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.notification import (
     ENDS,
+    TARGET_LENGTH_MAX,
     TARGETS_MAX,
     Trigger,
     due,
@@ -35,6 +36,7 @@ SECRET = "s3cret"
         "https://[2001:db8::1]:8443/x",
         "HTTPS://Example.org",
         "mailto:ada.lovelace+jobs@example.org",
+        "https://example.org/".ljust(TARGET_LENGTH_MAX, "x"),
     ],
 )
 def test_a_valid_target_is_accepted(target: str) -> None:
@@ -59,6 +61,7 @@ def test_a_valid_target_is_accepted(target: str) -> None:
         ("https://example.org/s3 cret", "printable ASCII"),
         ("https://exämple.org/s3cret", "printable ASCII"),
         ("https://example.org/" + "s3cret" * 400, "characters; 2048 are allowed"),
+        ("https://example.org/".ljust(TARGET_LENGTH_MAX + 1, "x"), "has 2049 characters; 2048 are allowed"),
         ("https://example.org/…", "is redacted"),
         ("mailto:ada", "needs one address"),
         ("mailto:ada@example.org?bcc=s3cret@x.org", "needs one address"),

@@ -147,6 +147,10 @@ def test_what_would_help_fits_the_objective() -> None:
     assert remedy_of(status(slow), slow, 0.0) == "a minimum of 3 steps/s or less, or faster resources"
     fine = replace(slow, rate_per_second=9.0)
     assert remedy_of(status(fine), fine, 0.0) == ""
+    silent = JobFacts(Phase.RUNNING, qos=LATENCY)
+    assert remedy_of(status(silent), silent, 0.0).startswith("a run of a similar service that reports its batches")
+    tardy = replace(silent, latency_seconds=0.07)
+    assert remedy_of(status(tardy), tardy, 0.0).startswith("more replicas, a longer target")
 
 
 @given(facts_of_any_job, times)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cotenant.core.model.recurrence import Recurrence, parse_recurrence
@@ -71,6 +71,9 @@ def due_minutes(line: str, zone: tzinfo, begin: datetime) -> Iterator[float]:
             yield now.timestamp()
 
 
+@example("*/30 * * * *", ZONES[1], CHANGES[0])
+@example("5-5/20 3-3/1,21 1,30-30/2 * *", ZONES[0], CHANGES[7])
+@example("*/30 * * * *", ZONES[1], CHANGES[1])
 @given(lines, st.sampled_from(ZONES), st.sampled_from(CHANGES))
 def test_due_times_are_those_of_a_look_at_each_minute(line: str, zone: tzinfo, begin: datetime) -> None:
     try:

@@ -454,3 +454,30 @@ def test_the_tenant_hierarchy_is_validated() -> None:
         ("c", "parent"): "dep is not a tenant; did you mean dept?",
         ("dept", "quota_gpu_milli"): "is 1000, less than the 2000 guaranteed to its child tenants",
     }
+
+
+def test_a_tenant_without_a_quota_of_its_own_has_that_of_its_ancestors() -> None:
+    tenancy = Tenancy([Tenant("lab", quota_gpu_milli=4000), Tenant("asr", parent="lab"), Tenant("shop")])
+    table = JobTable()
+    for number in range(4):
+        table.add(JobRow(f"{number}", 0.0, number, gpu_milli=1000, tenant=number))
+    jobs = table.jobs(NOW)
+    assert tenancy.over_quota(jobs, np.zeros(4, dtype=np.bool_)).tolist() == [True, True, False, False]
+    assert not tenancy.over_quota(jobs, np.ones(4, dtype=np.bool_)).any()
+
+
+@pytest.mark.parametrize("preemption", Preemption)
+def test_a_borrower_claims_nothing_from_another_for_a_reclaim_alone(preemption: Preemption) -> None:
+    """The owner may claim what is lent; a borrower of higher priority only where priorities are enforced."""
+    tenancy = Tenancy([Tenant("owner", quota_gpu_milli=4000), Tenant("guest", quota_gpu_milli=0)])
+    table = JobTable()
+    for job_id, tenant, priority in (("runs", 1, 0), ("owned", 0, 0), ("urgent", 1, 9)):
+        table.add(JobRow(job_id, 0.0, len(table.ids), gpu_milli=4000, tenant=tenant, priority=priority))
+    table.start("runs", 1.0)
+    jobs = table.jobs(NOW)
+    order = Order(np.zeros(3, dtype=np.int64), np.zeros(3))
+    rules = Rules(preemption, 0.0, reclaim=True)
+    choice = choose(jobs, Ranked(preemptive=False), order, Capacity(4000), now=NOW, rules=rules, tenancy=tenancy)
+    claims = {Preemption.POLICY: [1], Preemption.PRIORITY: [2], Preemption.NEVER: []}[preemption]
+    assert [table.ids[row] for row in choice.starts.tolist()] == ["owned", "urgent"]
+    assert choice.ahead().tolist() == claims

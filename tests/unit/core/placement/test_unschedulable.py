@@ -335,3 +335,21 @@ def test_unhealthy_gpus_are_named_only_where_gpus_are_too_few(gpus: int, cores: 
     assert refusal is not None
     assert refusal.numbers.get("unhealthy_gpus") == ill
     assert ("1 GPU is unhealthy and not counted" in refusal.detail) == (ill is not None)
+
+
+def test_of_two_roles_the_shortage_is_that_of_the_one_for_which_too_little_is_free() -> None:
+    ledger = ledger_of([NodeShape(4, 8)])
+    worker, server = Part("worker", 8, Demand(1000, 0)), Part("ps", 2, Demand(0, 1))
+    found = shortage(Gang("job", (worker, server)), ledger)
+    assert found is not None
+    assert (tuple(found.parts), found.wanted.gpu_milli, found.wanted.cores) == ((worker,), 8000, 0)
+    together = (replace(worker, replicas=2, demand=Demand(1000, 2)), replace(server, replicas=6))
+    assert (found := shortage(Gang("job", together), ledger))
+    assert (tuple(found.parts), found.wanted.cores) == (together, 10)
+
+
+@pytest.mark.parametrize(("cores", "fits_there"), [(4, True), (3, False)])
+def test_a_job_on_one_server_with_auto_cores_needs_one_for_each_replica(cores: int, fits_there: bool) -> None:
+    roles = (Role("worker", 3, Request(1000)), Role("ps", 1, Request(cores=None)))
+    spec = JobSpec(roles=roles, locality=Locality.SERVER)
+    assert (never_fits(spec, [NodeShape(4, cores)], elastic=True) is None) == fits_there

@@ -156,6 +156,9 @@ def test_a_constructor_may_refuse_too() -> None:
         (make_dataclass("Unknown", [("a", "Nowhere", 1)], frozen=True), "a type in Unknown is not known"),
         (make_dataclass("Strange", [("a", dict, None)], frozen=True), "option a has a type that cannot be read"),
         (make_dataclass("Pair", [("a", tuple[int, int], (1, 2))], frozen=True), "cannot be read"),
+        (make_dataclass("Either", [("a", int | str, 1)], frozen=True), "option a has a type that cannot be read"),
+        (make_dataclass("Three", [("a", int | str | None, 1)], frozen=True), "option a has a type that cannot be read"),
+        (make_dataclass("Words", [("a", dict[str, Literal["x"]], None)], frozen=True), "cannot be read"),
     ],
 )
 def test_a_declaration_that_cannot_be_read_is_a_mistake_of_its_author(declared: type, message: str) -> None:

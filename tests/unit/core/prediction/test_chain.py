@@ -191,6 +191,19 @@ def test_a_batch_query_gives_the_same_answers_in_one_call() -> None:
     assert chain.estimate_many([]) == []
 
 
+@pytest.mark.parametrize("gone", [0, 50])
+def test_the_same_answers_about_as_many_steps_left_are_combined_once(gone: int) -> None:
+    rates = (CandidateEstimate(2.0, confidence=0.9), CandidateEstimate())
+    answer = Estimate(source="rates", candidates=rates)
+    chain, query = Chain([Says("a", answer)]), replace(QUERY, step=100, steps_total=1000)
+    first = chain.estimate(query)
+    assert first.remaining_seconds == 450.0
+    assert chain.estimate(replace(query, step=100 + gone, steps_total=1000 + gone, run_seconds=7.0)) is first
+    others = [replace(query, step=200), replace(query, steps_total=1200), replace(query, step=900, steps_total=200)]
+    for other in others:
+        assert chain.estimate(other) == Chain([Says("a", answer)]).estimate(other)
+
+
 @pytest.mark.parametrize("many", [RuntimeError("boom"), [SURE], [None, None]])
 def test_where_many_cannot_be_answered_each_is(many: Any) -> None:
     failed = Failed()

@@ -14,6 +14,7 @@ from tests.support.loss_curves import BROKEN, STEPS, Told, broken, following, hy
 
 from cotenant.core.model.loss_goal import LossGoal
 from cotenant.core.prediction.loss_fit import (
+    BREAKS_MAX,
     JUMP_ERRORS,
     JUMP_SHARE,
     JUMP_TRENDS,
@@ -318,3 +319,25 @@ def test_a_goal_that_the_floor_may_lie_above_leaves_the_step_open(drop: float) -
     goal = LossGoal(target=found.curve.floor + 1e-9)
     assert math.isfinite(at := found.curve.done_at(goal))
     assert _open(found, goal, at) == math.inf
+
+
+@pytest.mark.parametrize(("errors", "breaks"), [(5.5, False), (6.5, True), (11.0, True)])
+def test_a_jump_counts_from_six_standard_errors_on(errors: float, breaks: bool) -> None:
+    count, at = 24, 12
+    residuals = np.where(np.arange(count) % 2, 1.0, -1.0)
+    sigma = 2 * MAD_TO_SIGMA / math.sqrt(2)  # of one point; a difference of two points has √2 times as much
+    of_a_median = math.sqrt(math.pi / 2) * sigma / math.sqrt(WINDOW)
+    residuals[at:] += errors * of_a_median * math.sqrt(2)
+    arrays = np.arange(count, dtype=np.float64), np.linspace(100.0, 0.0, count), np.ones(count)
+    assert _last_jump(Fit(Curve(1.0, 1.0, 0.0), arrays, np.ones(count), residuals)) == (at if breaks else 0)
+
+
+@pytest.mark.parametrize("jumps", range(BREAKS_MAX + 1))
+def test_a_loss_may_jump_twice_and_still_follow_a_curve(jumps: int) -> None:
+    points = LossPoints()
+    for step in range(1, 2001):
+        ahead = sum(8.0 / 2**number for number in range(jumps) if step < 300 * (number + 1))
+        points.add(step, float(hyperbola(step, 0.05)) + ahead + 1e-4 * math.sin(step * 7.1))
+    found = forecast(points.cells, LossGoal(target=float(hyperbola(4000, 0.05))))
+    assert found.why == ""
+    assert found.step == pytest.approx(4000, rel=0.05)

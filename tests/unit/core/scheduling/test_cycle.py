@@ -442,3 +442,17 @@ def test_a_gang_has_the_cores_that_the_allocator_gave() -> None:
 def test_a_choice_without_victims_has_none_ahead() -> None:
     rows = np.arange(3)
     assert Choice(rows, rows, rows[:0], rows[:0], rows[:0]).ahead().tolist() == []
+
+
+@pytest.mark.parametrize(("gpus", "starts"), [(4, ["waits"]), (2, [])])
+def test_a_job_is_not_kept_out_by_smaller_ones_that_only_borrow(gpus: int, starts: list[str]) -> None:
+    """Placement takes back what they borrowed; a job that is no larger than a borrower has nothing lent to others."""
+    table = JobTable()
+    for number, (name, size) in enumerate([("first", 2), ("second", 2), ("waits", gpus)]):
+        table.add(JobRow(name, float(number), number, gpu_milli=1000 * size))
+        if name != "waits":
+            table.start(name, NOW - 10.0, borrows=True)
+    jobs = table.jobs(NOW)
+    order = Order(np.zeros(3, dtype=np.int64), jobs.arrival_seconds.copy())
+    choice = choose(jobs, Ranked(preemptive=True), order, Capacity(4000), now=NOW)
+    assert [table.ids[row] for row in choice.starts.tolist()] == starts

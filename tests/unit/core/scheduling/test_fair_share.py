@@ -346,6 +346,56 @@ def test_off_is_the_policys_order() -> None:
     assert starts(table_of(*[(0, 1)] * 6, (1, 1), running=4), gpus=4, rules=Rules()) == [4, 5, 6]
 
 
+def test_tenants_alternate_in_the_positions_although_nothing_is_free() -> None:
+    jobs = [(0, 1)] * 3 + [(1, 1)] * 3
+    assert positions(table_of((2, 4), *jobs, running=1), gpus=4) == [1, 4, 2, 5, 3, 6]
+    assert positions(table_of((2, 2), (0, 4), (0, 1), (1, 1), (1, 1), running=1), gpus=4) == [1, 3, 4, 2]
+
+
+@given(pictures(), weighted_families(), st.data())
+def test_the_shares_of_children_add_up_to_their_parents(jobs: Jobs, tenancy: Tenancy, data: st.DataObject) -> None:
+    past = np.zeros((len(jobs.needs), max(4, len(tenancy.tenants))))
+    past[0] = data.draw(st.lists(st.sampled_from([0.0, 500.0, 4000.0]), min_size=past.shape[1], max_size=past.shape[1]))
+    capacity = Capacity(8000, 24, 16, 16)
+    present = {int(tenant) for tenant in jobs.tenant}
+    found = Sharing(dataclasses.replace(jobs, past_use=past), capacity, tenancy).shares(jobs.running)
+    numbers = {tenant.id: number for number, tenant in enumerate(tenancy.tenants)}
+    families = {
+        number: [numbers[one.id] if one.id else number for one in family_of(tenancy, number)] for number in range(4)
+    }
+    assert found.keys() == {above for number in present for above in families[number]}, "and all their ancestors"
+    for number, one in found.items():
+        rows = [row for row in np.flatnonzero(jobs.running) if number in families[int(jobs.tenant[row])]]
+        parts = [
+            sum(int(column[row]) for row in rows) / total
+            for column, total in zip(jobs.needs, capacity, strict=True)
+            if total
+        ]
+        assert one.held == pytest.approx(max(parts))
+    children: dict[int | None, list[int]] = {}
+    for number in found:
+        family = families.get(number) or [numbers[one.id] for one in family_of(tenancy, number)]
+        children.setdefault(family[1] if len(family) > 1 else None, []).append(number)
+    for parent, below in children.items():
+        whole = found[parent] if parent is not None else None
+        fair, used = (sum(getattr(found[one], field) for one in below) for field in ("fair", "used"))
+        assert fair <= (whole.fair if whole else 1.0) + 1e-9
+        assert used <= (whole.used if whole else 1.0) + 1e-9
+        if parent not in present:  # else the parent's own jobs have the rest
+            assert fair == pytest.approx(whole.fair if whole else 1.0)
+            mine = [tenant for tenant in present if parent is None or parent in families[tenant]]
+            assert used == pytest.approx(whole.used if whole else float(past[0, mine].any()))
+
+
+def test_the_usage_of_a_group_is_its_part_of_its_departments() -> None:
+    tenancy = Tenancy([Tenant("lab"), Tenant("asr", parent="lab"), Tenant("nlp", parent="lab"), Tenant("shop")])
+    jobs = used(table_of((1, 1), (2, 1), (3, 1), running=1), 0.0, 3.0, 1.0, 4.0).jobs(NOW)
+    found = Sharing(jobs, Capacity(8000), tenancy).shares(jobs.running)
+    assert {number: one.used for number, one in found.items()} == {0: 0.5, 1: 0.375, 2: 0.125, 3: 0.5}
+    assert {number: one.held for number, one in found.items()} == {0: 0.125, 1: 0.125, 2: 0.0, 3: 0.0}
+    assert {number: one.fair for number, one in found.items()} == {0: 0.5, 1: 0.25, 2: 0.25, 3: 0.5}
+
+
 # In the long run -----------------------------------------------------------------------------------------------
 
 QUEUES = list(plugins.discover("cotenant.queue_policies"))

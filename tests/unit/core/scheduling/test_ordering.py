@@ -77,3 +77,19 @@ def test_ranking_is_sorting_by_all_six_keys(seed: int, running_first: bool) -> N
     assert ordering.rank(jobs, order, running_first=running_first).tolist() == slow.tolist(), f"seed {seed}"
     waiting = ordering.rank(jobs, order, running_first=running_first, among=~jobs.running)
     assert waiting.tolist() == [row for row in slow.tolist() if not jobs.running[row]], f"seed {seed}"
+
+
+@pytest.mark.parametrize("running_first", [False, True])
+def test_levels_as_far_apart_as_integers_reach_rank_like_close_ones(running_first: bool) -> None:
+    table = JobTable()
+    for number in range(12):
+        table.add(JobRow(f"{number}", float(number), number, priority=number % 2))
+        if number % 3 == 0:
+            table.start(f"{number}", 20.0)
+    jobs = table.jobs(now=60)
+    steps = np.array([3, 0, 2, 1] * 3)
+    scores = np.arange(12.0)[::-1].copy()
+    close = ordering.rank(jobs, Order(steps, scores), running_first=running_first).tolist()
+    for least, step in ((-(2**62), 2**61), (0, 2**61), (-(2**62) - 2**61, 2**62), (2**40, 1), (-(2**63), 1)):
+        far = Order(least + steps * step, scores)
+        assert ordering.rank(jobs, far, running_first=running_first).tolist() == close

@@ -130,3 +130,15 @@ def test_of_what_is_not_needed_the_most_expensive_is_spared_first() -> None:
     ]
     gang = Gang("gang", (Part("worker", 4, Demand(1000)),))
     assert set(place([gang], ledger, Consolidate(), rng(), victims=victims).stops) == {"one", "three"}
+
+
+def test_one_server_is_cleared_where_that_costs_less_than_cheap_victims_everywhere() -> None:
+    """On two of the other servers seven jobs are cheaper, but the eighth is dear; the first to go cost more."""
+    ledger, victims = Ledger([NodeShape(8, 8)] * 4), []
+    for node in range(4):
+        for number in range(8):
+            cost = 3.0 - node if node < 2 else 100.0 if number == 7 else 1.0
+            held = (ledger.take(node, Demand(1000), 1),)
+            victims.append(Victim(f"v{node}-{number}", held, standing=0, stop_cost_seconds=cost))
+    plan = place([Gang("gang", (Part("worker", 1, Demand(8000)),))], ledger, FirstFit(), rng(), victims=victims)
+    assert sorted(plan.stops) == [f"v1-{number}" for number in range(8)]

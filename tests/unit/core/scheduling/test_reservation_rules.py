@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,20 @@ from hypothesis import strategies as st
 
 from cotenant.core.capacity.ledger import Holding
 from cotenant.core.model.estimate import UNKNOWN, Estimate
-from cotenant.core.model.gang import Gang
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job_table import JobRow, JobTable
 from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.scheduling.admission import Rules
 from cotenant.core.scheduling.earliest_start import Departure
-from cotenant.core.scheduling.reservations import Reservation, ReservationRules, groups, has_reservation, held_back
+from cotenant.core.scheduling.reservations import (
+    Reservation,
+    ReservationRules,
+    groups,
+    has_reservation,
+    held_back,
+    relaxations,
+)
+from cotenant.policies.locality import WaitsForLocality
 
 INF = math.inf
 REFUSAL = Refusal(Code.CAPACITY, "needs 4 GPUs", "jobs finish", {"wanted": 4.0}, holds_seconds=90.0, held_seconds=5.0)
@@ -123,3 +134,28 @@ def test_departing_jobs_give_back_what_they_hold_on_the_nodes_in_question() -> N
     assert groups(departures, {0}) == {"a": (here,)}
     assert groups(departures, {0, 1}) == {"a": (here, there), "b": (there,)}
     assert groups(departures, set()) == {}
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.3, 1.0, 40.0, 99.5, 100.0, 300.0]), st.booleans()), max_size=6))
+def test_the_next_reservation_comes_when_the_next_waiting_job_has_waited_long_enough(
+    jobs: list[tuple[float, bool]],
+) -> None:
+    table, now = JobTable(), 1000.0
+    for number, (waited, runs) in enumerate(jobs):
+        table.add(JobRow(f"{number}", now - waited, number))
+        if runs:
+            table.start(f"{number}", now - waited)
+    left = [100.0 - waited for waited, runs in jobs if not runs and waited < 100.0]
+    found = Rules(reserve_after_seconds=100.0).next_reservation_seconds(table.jobs(now), now)
+    assert found == pytest.approx(min(left, default=INF))
+    assert Rules().next_reservation_seconds(table.jobs(now), now) == INF
+
+
+def test_a_gang_relaxes_step_by_step_from_what_it_has_waited() -> None:
+    policy = WaitsForLocality(WaitsForLocality.Options(server_seconds=100, rack_seconds=50))
+    gang = Gang("a", (Part("worker", 8, Demand(1000)),))
+    times = relaxations(gang, policy)
+    assert times == [50.0, 100.0, 150.0]
+    for waited in (0.0, 30.0, 99.0, 120.0, 200.0):
+        older = replace(gang, fragmented_seconds=waited)
+        assert relaxations(older, policy) == [at - waited for at in times if at > waited]

@@ -332,3 +332,47 @@ def test_a_book_makes_no_more_reservations_and_attempts_than_its_rules_allow() -
         assert book.reserve(gang, Refusal(Code.CAPACITY, "full"), FirstFit(), query).code is Code.CAPACITY
     assert len(set(attempts)) == rules.tries
     assert not book.reservations
+
+
+def test_a_victim_that_stops_for_its_tenants_limit_makes_room_only_once() -> None:
+    ledger = Ledger([NodeShape(4, 8)])
+    other, own = (Victim(name, (ledger.take(0, Demand(1000), 2),), None, name) for name in ("speech", "vision"))
+    headroom = Headroom([Tenant("vision", limit_gpu_milli=4000)], {"vision": (2000, 0)})
+    gang = Gang("large", (Part("worker", 1, Demand(4000)),), tenant="vision")
+    plan = place([gang], ledger, FirstFit(), rng(), victims=[other, own], headroom=headroom)
+    assert [start.gang.job_id for start in plan.starts] == ["large"]
+    assert sorted(plan.stops) == ["speech", "vision"]
+    assert sorted(plan.starts[0].stops) == ["speech", "vision"]
+
+
+def test_the_second_gang_of_a_tenant_needs_the_room_that_a_limit_leaves_to_the_first() -> None:
+    ledger = Ledger([NodeShape(8, 8)])
+    victim = Victim("runs", (ledger.take(0, Demand(1000), 2),), None, "vision")
+    headroom = Headroom([Tenant("vision", limit_gpu_milli=4000)], {"vision": (2000, 0)})
+    gangs = [Gang(f"g{number}", (Part("worker", 2, Demand(1000)),), tenant="vision") for number in range(2)]
+    plan = place(gangs, ledger, FirstFit(), rng(), victims=[victim], headroom=headroom)
+    assert [(start.gang.job_id, start.needs_room) for start in plan.starts] == [("g0", False), ("g1", True)]
+    assert plan.stops == ("runs",)
+
+
+def test_a_policy_is_told_of_jobs_that_stay_and_of_those_that_make_room_already() -> None:
+    told: list[set[str]] = []
+
+    class Asked(Lender):
+        def reclaim(self, gang: Gang, ledger: Ledger, rng: np.random.Generator, fixed: object) -> None:
+            told.append(set(fixed))  # type: ignore[call-overload]  # a collection of ids
+
+    ledger = Ledger([NodeShape(4, 8)])
+    jobs = {}
+    for name in ("stays", "goes"):
+        held = (ledger.take(0, Demand(1000), 2),)
+        jobs[name] = RunningJob(one_gang(name, held, "vision"), held, 0.0)
+    victim = Victim("goes", jobs["goes"].holdings, None, "vision")
+    headroom = Headroom([Tenant("vision", limit_gpu_milli=6000)], {"vision": (4000, 0)})
+    session = PlacementSession(ledger, Asked(), rng(), [victim], headroom, None, Shown(jobs))
+    session.staying = frozenset({"stays"})
+    for tenant in ("vision", ""):
+        assert isinstance(
+            session.place(Gang(f"for-{tenant}", (Part("worker", 3, Demand(1000)),), tenant=tenant)), Refusal
+        )
+    assert told == [{"stays", "goes"}, {"stays"}]

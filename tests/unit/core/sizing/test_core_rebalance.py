@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +10,8 @@ from cotenant.core.model.estimate import UNKNOWN
 from cotenant.core.model.job import JobSpec, Request, Role
 from cotenant.core.model.tenancy import Headroom, Tenant
 from cotenant.core.prediction.core_curve import Point
-from cotenant.core.sizing.core_rebalance import CoreClaim, CoreGrant, rebalance_cores, room
+from cotenant.core.sizing.core_rebalance import CoreClaim, CoreGrant, borrower, rebalance_cores, room
+from cotenant.core.sizing.core_search import expected
 from cotenant.core.sizing.resize import ResizableJob
 
 GPU, SERVER = Role("worker", request=Request(gpu_milli=1000)), Role("ps", request=Request(cores=2))
@@ -127,3 +129,23 @@ def test_a_share_that_was_slimmed_comes_back_from_those_it_was_lent_to() -> None
 def test_a_gang_is_dealt_the_same_on_all_its_nodes() -> None:
     gang = CoreClaim(running("a", 1, 0, 3), 3, {0: 2, 1: 1})
     assert rebalance_cores([gang], {0: 3, 1: 9}, lambda one: 1.0) == [CoreGrant(2)]
+
+
+@given(st.integers(1, 3), st.floats(0.01, 100), st.dictionaries(st.integers(0, 2), st.integers(1, 2), min_size=1))
+def test_what_cores_are_worth_does_not_depend_on_the_unit_of_the_rates(
+    own: int, unit: float, replicas: dict[int, int]
+) -> None:
+    rates = {1: 4.0, 2: 6.0, 4: 9.0, 6: 9.5}
+
+    def worth(unit: float, weight: float = 1.0) -> list[float]:
+        points = tuple(Point(cores, rate * unit) for cores, rate in rates.items())
+        return list(borrower(running("a", own, 0, 2, points), 6, replicas, weight).worth)
+
+    assert worth(unit) == pytest.approx(worth(1.0), rel=1e-6)
+    assert worth(1.0, weight=3.0) == pytest.approx([3 * each for each in worth(1.0)])
+    on_its_share = worth(1.0)[2 - own] if own <= 2 else worth(1.0)[0] / rates_at(3) * rates_at(2)
+    assert on_its_share == pytest.approx(sum(replicas.values()), rel=0.01), "a GPU that is kept busy counts as one"
+
+
+def rates_at(cores: int) -> float:
+    return expected((Point(1, 4.0), Point(2, 6.0), Point(4, 9.0), Point(6, 9.5)), cores)

@@ -6,6 +6,7 @@ import pytest
 
 from cotenant.core.model.estimate import UNKNOWN, Estimate
 from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.sizing import rate_history
 from cotenant.core.sizing.rate_history import RateHistories, RateHistory, job_class_of
 
 
@@ -80,3 +81,20 @@ def test_a_drop_that_ends_soon_changes_nothing() -> None:
 @pytest.mark.parametrize("rate", [0.0, -1.0])
 def test_a_window_without_progress_is_ignored(rate: float) -> None:
     assert not RateHistory().add(3, rate, 60.0)
+
+
+def test_at_most_so_many_classes_are_known_to_level_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_history, "KINDS_MAX", 2)
+    tracks = RateHistories()
+    for model in ("a", "b", "c"):
+        seen(tracks, spec(model), {1: 9.9, 2: 10.0, 3: 10.0})
+    assert [tracks.enough(job_class_of(spec(model))) for model in ("a", "b", "c")] == [None, 1, 1]
+
+
+def test_the_version_changes_with_what_is_enough_and_with_nothing_else() -> None:
+    tracks, job, known = RateHistories(), spec("bert"), list[tuple[int, int | None]]()
+    for cores, rate in ((4, 10.0), (2, 5.0), (3, 7.5), (5, 10.0), (5, 10.0), (3, 7.5)):
+        seen(tracks, job, {cores: rate})
+        known.append((tracks.version, tracks.enough(job_class_of(job))))
+    assert [version for version, _ in known] == [0, 0, 0, 1, 1, 1]
+    assert [enough for _, enough in known] == [None, None, None, 4, 4, 4]

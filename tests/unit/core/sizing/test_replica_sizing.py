@@ -187,3 +187,14 @@ def test_more_replicas_are_tried_only_for_one_role_with_auto_replicas_and_a_know
         assert list(replica_sizing.larger_gangs(gang)) == []
     only_three = Estimate(candidates=(CandidateEstimate(latency=Latency(3, replicas_needed=5)),))
     assert len(list(replica_sizing.larger_gangs(gang_of(open_spec.with_replicas(3), only_three)))) == 1
+
+
+def test_no_more_replicas_are_tried_than_bear_the_worst_neighbors() -> None:
+    batch = BatchTime(0.0005, 0.002)
+    spec = service(most=40)
+    enough = next(count for count in range(1, 40) if keeps(spec, batch, count, replica_sizing.SHARE_MIN))
+    tried = [
+        [gang.parts[0].replicas for gang in replica_sizing.larger_gangs(gang_of(spec.with_replicas(have), told(batch)))]
+        for have in (enough - 1, enough, enough + 1)
+    ]
+    assert tried == [[enough], [], []]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cotenant.core.capacity.ledger import Holding, Share
@@ -53,3 +55,9 @@ def test_cores_change_only_if_they_are_open_and_there_are_gpus_to_keep_busy(
     kind: JobKind, gpu_milli: int, cores: int | None, expected: bool
 ) -> None:
     assert resizable(JobSpec(kind=kind, roles=(Role("worker", 1, Request(gpu_milli, cores)),))) == expected
+
+
+def test_a_job_owns_what_it_holds_but_for_what_is_lent_to_it() -> None:
+    assert running((4, 1)).own == 4
+    assert replace(running((4, 1)), lent=(3, 0)).own == 1
+    assert replace(running((4, 1)), lent=(0, 0)).own == 4

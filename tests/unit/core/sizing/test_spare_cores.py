@@ -92,3 +92,24 @@ def test_a_gang_grows_in_lock_step_on_all_its_nodes() -> None:
     gang = Borrower("a", [1.0, 2.0, 3.0], {0: 2, 1: 1})
     assert lend({0: 5, 1: 1}, [gang]) == {"a": 1}
     assert lend({0: 5}, [gang]) == {"a": 0}
+
+
+def test_a_gain_counts_per_core_that_it_takes() -> None:
+    """A job of two replicas takes two cores for each step."""
+    wide, slim = Borrower("wide", [1.0, 2.5], {0: 2}), Borrower("slim", [1.0, 2.0, 2.9], {0: 1})
+    assert lend({0: 2}, [wide, slim]) == {"wide": 0, "slim": 2}
+    dear = Borrower("slim", [1.0, 1.7, 2.4], {0: 1})
+    assert lend({0: 2}, [wide, dear]) == {"wide": 1, "slim": 0}
+
+
+@given(st.lists(st.tuples(concave(), st.integers(1, 3)), min_size=1, max_size=4))
+def test_the_first_step_is_the_steepest_per_core(shapes: list[tuple[list[float], int]]) -> None:
+    borrowers = [Borrower(str(number), worth, {0: width}) for number, (worth, width) in enumerate(shapes)]
+    slopes = {
+        one.job_id: (one.worth[1] - one.worth[0]) / one.replicas[0]
+        for one in borrowers
+        if len(one.worth) > 1 and one.worth[1] > 1.0
+    }
+    lent = lend({0: 3}, borrowers)  # enough for the first step of any of them
+    steepest = max(slopes.values(), default=0.0)
+    assert not slopes or any(lent[job_id] for job_id, slope in slopes.items() if slope == steepest)

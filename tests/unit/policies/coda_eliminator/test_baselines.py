@@ -225,3 +225,14 @@ def test_a_baseline_is_that_computed_from_all_windows_since_it_began(
             assert (baseline.windows, baseline.fallen.windows) == (slow.windows, len(slow.fallen))
             assert baseline.slowed == (slow.falls >= slow.h)
             assert baseline.suspicious == (slow.falls > slow.h / 2)
+
+
+@pytest.mark.parametrize("unit", [1e-6, 0.01, 1.0, 1e6])
+def test_the_unit_of_a_rate_makes_no_difference(unit: float) -> None:
+    rates = [*noisy(1.0, 300, seed=3), *[0.7] * 6]
+    plain, scaled = baseline_of(rates), baseline_of([rate * unit for rate in rates])
+    assert plain.slowdown > 0.2
+    assert scaled.slowdown == pytest.approx(plain.slowdown)
+    assert scaled.noise == pytest.approx(plain.noise)
+    assert scaled.below(0.5 * unit) == pytest.approx(plain.below(0.5))
+    assert (scaled.slowed, scaled.suspicious) == (plain.slowed, plain.suspicious)

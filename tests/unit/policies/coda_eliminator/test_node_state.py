@@ -8,6 +8,7 @@ import pytest
 
 from cotenant.core.policy.protocols import AttemptWindow, NodeWindow
 from cotenant.policies.coda_eliminator.node_state import (
+    EXPOSURE,
     EXPOSURE_SHARE,
     GAP_WINDOWS,
     OTHERS_CORES,
@@ -132,3 +133,18 @@ def test_the_share_of_windows_near_an_onset_is_their_weighted_mean() -> None:
         assert bool(state.onset) == near
         expected = (1 - EXPOSURE_SHARE) * expected + EXPOSURE_SHARE * near
         assert state.exposure == pytest.approx(expected)
+
+
+def test_the_more_often_onsets_are_near_the_more_evidence_a_fall_near_one_needs() -> None:
+    def evidence(exposure: float, onset: str = "cpu") -> float:
+        state = NodeState(THRESHOLDS, onset=onset, exposure=exposure)
+        for number in range(60):
+            noisy = replace(DNN, rate_per_second=8.0 + 2.0 * (number % 3))
+            state._judge(CALM, {("dnn", 1): noisy}, throttled=False)
+        (baseline,) = state.baselines["dnn", 1].values()
+        return baseline._h
+
+    found = [evidence(exposure) for exposure in (EXPOSURE / 10, EXPOSURE, 10 * EXPOSURE, 0.5)]
+    assert found[0] == found[1], "below the minimum it makes no difference"
+    assert found[1] < found[2] < found[3] < evidence(0.5, onset="")
+    assert evidence(EXPOSURE, onset="") == evidence(0.5, onset="")

@@ -136,3 +136,14 @@ def test_a_throttle_in_force_is_adopted_as_proven_and_a_known_or_free_attempt_is
     jobs.adopt({ID: replace(CPU, throttle=SUSPENDED)}, WINDOW)
     assert jobs.holds[ID] is hold
     assert hold.rung == 0
+
+
+def test_a_directive_names_the_victim_that_it_is_given_or_that_of_the_attempt_that_is_held() -> None:
+    for given_one, held_for, named in [
+        ("dnn", None, "dnn"), ("dnn", ("other", 1), "dnn"), ("", ("other", 1), "other"), ("", None, "")
+    ]:  # fmt: skip
+        jobs, hold = held(0)
+        hold.victim = held_for
+        jobs.set(ID, hold, 1, 7.0, "why", victim=given_one, slowdown=0.25)
+        directive = jobs.directives[ID]
+        assert (directive.victim_job_id, directive.victim_slowdown, directive.reason) == (named, 0.25, "why")

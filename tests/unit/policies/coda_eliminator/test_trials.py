@@ -82,3 +82,19 @@ def test_more_noise_takes_more_windows(noise: float, enough: int) -> None:
     for windows in range(1, 7):
         needed = max(0.2 * loss, 1.28 * noise * math.sqrt(2 / windows))
         assert (outcome(needed + TINY, windows, loss=loss, noise=noise) == "open") == (windows < enough)
+
+
+@pytest.mark.parametrize("windows", [2, 4, 9])
+def test_a_proven_attempt_is_throttled_further_while_its_victim_is_slower_than_noise_explains(windows: int) -> None:
+    noise = 0.06
+    unsure = noise / math.sqrt(windows)  # of a mean
+    for off, deeper in ((TINY, True), (-TINY, False)):
+        baseline = Baseline(rate=10.0, windows=10**6, trusted=True)
+        baseline._squares = (noise**2 * 132 - 0.05**2 * 12) / 120
+        relief, ladder = Relief(), rungs(ONE, WINDOW)
+        relief.state.cpu = {("one", 1): ONE}
+        hold = relief.throttled.holds["one", 1] = Hold(ladder, 8, 0, ladder[0].throttle, 60.0, 900.0, proven=True)
+        left = (relief.thresholds.slowdown + unsure + off) * windows
+        relief.trial = trial = Trial(("dnn", 1), (("one", 1),), 0.5, windows, 900.0, windows, left, ())
+        relief._watch_proven(trial, Victim(DNN, baseline, RATE), WINDOW)
+        assert (hold.rung > 0) == deeper

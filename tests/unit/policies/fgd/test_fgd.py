@@ -155,3 +155,24 @@ def test_a_single_role_is_placed_whenever_there_is_room(world: World, gang: Gang
     room = world.ledger.room(one_role.parts[0].demand).sum()
     assert isinstance(Fgd().place(one_role, world.ledger, rng()), tuple) == (room >= one_role.parts[0].replicas)
     assert isinstance(Fgd().place(one_role, emptied(world.ledger), rng()), tuple | Refusal)
+
+
+def test_old_tasks_count_half_and_rare_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_module, "JOBS_MAX", 10)
+    workload = policy_module._Workload({}, alike=False)
+    often, rare, later = Demand(1000), Demand(2000), Demand(4000)
+    for number in range(9):
+        workload.record(one(f"often-{number}", often))
+    workload.record(one("rare", rare))
+    assert workload.tasks() == {often: 4}
+    for number in range(10):
+        workload.record(one(f"later-{number}", later, replicas=2))
+    assert workload.tasks() == {later: 10, often: 2}
+
+
+def test_the_counts_of_old_tasks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_module, "JOBS_MAX", 10)
+    workload = policy_module._Workload({}, alike=False)
+    for number in range(1000):
+        workload.record(one(f"{number}", Demand(1000)))
+    assert workload.tasks()[Demand(1000)] <= 20

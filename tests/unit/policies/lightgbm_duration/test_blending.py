@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.support.properties import examples
 
@@ -150,3 +150,17 @@ def test_what_remains_is_the_rest_of_a_distribution_that_is_normal_on_either_sid
         assert found == pytest.approx(
             max(0.0, math.exp((below if at < 0.5 else above).inv_cdf(at)) - so_far), rel=1e-4, abs=1e-6
         )
+
+
+@settings(max_examples=examples(60))
+@given(quantiles, st.floats(OFFSET_MIN, OFFSET_MAX), st.floats(OFFSET_MIN, OFFSET_MAX))
+@example([0.0, 0.0, 1.0], OFFSET_MIN, 0.0)
+@example([-1.0, 0.0, 0.0], 0.0, OFFSET_MIN)
+def test_an_interval_contains_its_median_wherever_its_ends_have_moved(
+    figures: list[float], below: float, above: float
+) -> None:
+    blend = Blend(1)
+    blend.restore(json.dumps({"g": [[[0, 0, 0]], [below, above], 1]}).encode())
+    low, middle, high = blend.of(["g"], np.array([[figures]]))[0].tolist()
+    assert low <= middle <= high
+    assert middle == pytest.approx(figures[1])

@@ -4,6 +4,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -285,8 +286,12 @@ def test_failed_jobs_are_learned_from_too() -> None:
         policy.observe(ended("bert", 60.0 + number % 3, 100.0 * number, succeeded=False))
     training_task = policy.training_task()
     assert training_task is not None
-    policy.adopt(training_task.train())
-    assert policy.estimate(query()).remaining_seconds == pytest.approx(61.0, abs=3.0)
+    model = replace(training_task, version=3, seen=5000).train()  # the oldest were forgotten
+    assert (model.version, model.ends, model.seen) == (3, 200, 5000)
+    policy.adopt(model)
+    estimate = policy.estimate(query())
+    assert estimate.remaining_seconds == pytest.approx(61.0, abs=3.0)
+    assert "model 3, of 200 finished jobs" in estimate.source
 
 
 def test_options_that_make_no_sense_are_named() -> None:

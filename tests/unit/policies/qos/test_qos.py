@@ -535,3 +535,44 @@ def test_a_deadline_says_nothing_of_a_job_whose_remaining_time_is_unknown() -> N
     assert [pace.share for pace in speed_bounds(known, NOW + 100).paces] == [float("inf")], (
         "it cannot be met any longer"
     )
+
+
+def test_jobs_coexist_if_the_strictest_of_them_on_each_server_tolerates_its_neighbors() -> None:
+    made, policy = stage(8, 8), KeepsPromises()
+    patient = job("patient", 2, ALONE, Qos(rate_min_per_second=10 * interference.speed(4, 6, servers=1)))
+    made.enter(patient, {0: 2})
+    made.enter(job("quiet", 2, ALONE), {1: 2})
+    policy.begin_cycle(made)
+    assert policy.can_coexist([0, 1], made.ledger)
+    made.enter(job("strict", 2, ALONE, Qos(rate_min_per_second=10.0)), {0: 2})
+    assert not policy.can_coexist([0], made.ledger)
+    assert not policy.can_coexist([0, 1], made.ledger), "all servers count"
+    assert policy.can_coexist([1], made.ledger)
+    assert KeepsPromises(KeepsPromises.Options(interference="none")).can_coexist([0, 1], made.ledger)
+
+
+def test_a_policy_answers_for_the_cluster_that_it_is_asked_about() -> None:
+    policy, crowded, calm = KeepsPromises(), stage(8), stage(8, 8, 8)
+    for number in range(2):
+        crowded.enter(job(f"strict-{number}", 2, ALONE, Qos(rate_min_per_second=10.0)), {0: 2})
+    for made, answer in ((crowded, False), (calm, True), (crowded, False)):
+        policy.begin_cycle(made)
+        assert policy.can_coexist(range(len(made.ledger)), made.ledger) == answer
+        assert isinstance(made.ask(job("new", 4, ALONE), policy), tuple) == answer
+
+
+@pytest.mark.parametrize("prefer", ["packed", "fastest"])
+def test_a_refusal_tells_the_rate_beside_the_neighbors_on_several_servers(prefer: Literal["packed", "fastest"]) -> None:
+    made, policy = stage(4, 4), KeepsPromises(KeepsPromises.Options(prefer=prefer))
+    for node in (0, 1):
+        made.enter(job(f"neighbor-{node}", 2), {node: 2})
+    refusal = made.ask(job("new", 4, {1: 10.0, 2: 10.0}, Qos(rate_min_per_second=9.0)), policy)
+    assert isinstance(refusal, Refusal)
+    assert f"would run at {10 * interference.speed(2, 2, servers=2):.3g} steps/s on 2 servers" in refusal.detail
+
+
+def test_shares_of_gpus_are_spread_over_servers_unless_the_job_asks_for_one() -> None:
+    made = stage(1, 1, shareable=True)
+    assert places(made.ask(job("new", 2, milli=600))) == {0: 1, 1: 1}
+    assert isinstance(made.ask(job("new", 2, milli=600, locality=Locality.SERVER)), Refusal)
+    assert places(made.ask(job("new", 2, milli=500, locality=Locality.SERVER))) == {0: 2}

@@ -153,3 +153,17 @@ def test_memory_is_bounded() -> None:
         for one in RIGHT:
             policy.learn(one)
     assert len(policy._unknown) == len(policy._predicted) == 150
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_without_gpus_counts_by_its_cores_as_one_with_gpus_does(seed: int) -> None:
+    """Three cores count as one GPU, so both histories teach the same."""
+    by_gpus, by_cores = RobustOrder(0.5), RobustOrder(0.5)
+    for number, seconds in enumerate(heavy_tailed(60, seed)):
+        gpus = 1 + number % 7
+        by_gpus.learn(EndedJob(gpus * 1000, 0, 1, seconds, seconds * gpus, seconds, 1.0))
+        by_cores.learn(EndedJob(0, 3 * gpus, 1, seconds, 0.0, seconds, 1.0))
+    assert by_gpus.explained == by_cores.explained
+    table = table_of(a=(100.0, UNKNOWN), b=(5000.0, 300.0), c=(0.0, 7000.0))
+    found = [one.levels(table.jobs(NOW), NOW, NOW)[0].tolist() for one in (by_gpus, by_cores)]
+    assert found[0] == found[1]
