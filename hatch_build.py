@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import sysconfig
 from importlib.resources import files
@@ -12,6 +13,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 GENERATED = ("v1", "agent", "internal", "storage")  # below src/cotenant; git ignores them
+EXPERIMENTAL = " # This class is part of an EXPERIMENTAL API."
 SHIPPED = "protos"  # likewise: the public protos and what they import, for clients in other languages
 FOREIGN = (  # protos of googleapis-common-protos: those that ours import, and the details of errors
     *("google/api/annotations.proto", "google/api/field_behavior.proto", "google/api/http.proto"),
@@ -62,9 +64,25 @@ def compile_protos(root: Path) -> None:
     ]
     if protoc.main(command) != 0:
         raise RuntimeError("protoc rejected a file under protos/; see its message above")
+    for path in protos:
+        keep_services(root / "src" / path.relative_to(root / "protos").with_name(f"{path.stem}_pb2_grpc.py"))
     for package in sorted({*packages, *(package.parent for package in packages)} - {Path("cotenant")}):
         text = f'"""Generated from protos/{package} at build time; do not edit."""\n'
         (root / "src" / package / "__init__.py").write_text(text)
+
+
+def keep_services(path: Path) -> None:
+    """Remove what nobody uses of a module for gRPC: all of it without services, else gRPC's experimental classes."""
+    first, *services = path.read_text().split("\nclass ")
+    if not services:
+        path.unlink()
+        path.with_suffix(".pyi").unlink(missing_ok=True)
+        return
+    kept = [first]
+    for before, service in zip([first, *services], services, strict=False):
+        if not before.endswith(EXPERIMENTAL):
+            kept.append(service)
+    path.write_text("\nclass ".join(kept).replace(EXPERIMENTAL, "").rstrip() + "\n")
 
 
 def ship_protos(root: Path) -> None:
@@ -88,11 +106,11 @@ def ship_protos(root: Path) -> None:
     ]
     if protoc.main(command) != 0:
         raise RuntimeError("protoc rejected a public file under protos/; see its message above")
-    keep_comments(shipped / "descriptors.binpb")
+    pack(shipped / "descriptors.binpb")
 
 
-def keep_comments(path: Path) -> None:
-    """Remove places in the sources that have no comment from descriptors: more than half of the file."""
+def pack(path: Path) -> None:
+    """Compress descriptors, without those places in the sources that have no comment: they are most of the file."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
     found = FileDescriptorSet.FromString(path.read_bytes())
@@ -102,7 +120,9 @@ def keep_comments(path: Path) -> None:
         ]
         del file.source_code_info.location[:]
         file.source_code_info.location.extend(places)
-    path.write_bytes(found.SerializeToString(deterministic=True))
+    packed = gzip.compress(found.SerializeToString(deterministic=True), mtime=0)
+    path.with_suffix(".binpb.gz").write_bytes(packed)
+    path.unlink()
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's own generic, unused here

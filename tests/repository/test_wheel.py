@@ -58,11 +58,9 @@ def _stubs() -> Iterator[str]:
         package = proto.parent.relative_to(ROOT / "protos")
         if package.parts[1] != package.name:
             yield f"{package}/__init__.py"
-        private = package.parts[1] in PRIVATE
-        for ending in (
-            ("_pb2.py", "_pb2_grpc.py") if private else ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
-        ):
-            yield f"{package}/{proto.stem}{ending}"
+        kinds = ("_pb2", "_pb2_grpc") if "\nservice " in proto.read_text() else ("_pb2",)
+        endings = (".py",) if package.parts[1] in PRIVATE else (".py", ".pyi")
+        yield from (f"{package}/{proto.stem}{kind}{ending}" for kind in kinds for ending in endings)
 
 
 def test_the_wheel_has_the_typing_marker_and_the_license(wheel_names: list[str]) -> None:

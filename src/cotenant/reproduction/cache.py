@@ -21,7 +21,7 @@ from cotenant.reproduction.model import BUNDLED, Case, Data, Figures
 from cotenant.simulator.recording.event_file import versions
 
 PACKAGES = ("core", "policies", "simulator", "reproduction")  # of the package: what figures depend on
-ENDINGS = (".py", ".csv", ".json", ".toml")  # of code and bundled data
+ENDINGS = (".py", ".csv", ".csv.gz", ".json", ".toml")  # of code and bundled data
 LIBRARIES = ("lightgbm", "scikit-learn", "scipy")  # in addition to those in recordings
 
 

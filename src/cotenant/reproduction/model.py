@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from cotenant.simulator.comparison.summary import Spread
+from cotenant.simulator.traces.rows import open_text
+from cotenant.simulator.traces.trace_job import BadTrace
 
 Stopped = Callable[[], bool]
 REACHED_SHARE = 0.02  # of the published figure: within it, and within the spread, two figures are equal
@@ -62,13 +64,13 @@ BUNDLED = Data()
 
 
 def table(path: Path, *columns: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of a table with a header line.
+    """Yield the rows of a table with a header line, plain or gzipped.
 
     Raises:
         BadData: it cannot be read, lacks a column, or has no rows.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with open_text(path) as file:
             rows = csv.DictReader(file)
             if missing := [name for name in columns if name not in (rows.fieldnames or ())]:
                 raise BadData(f"{path} is not the expected trace: it has no column {' and no '.join(missing)}")
@@ -77,7 +79,9 @@ def table(path: Path, *columns: str) -> Iterator[dict[str, str]]:
                 raise BadData(f"{path} is not the expected trace: it has no rows")
             yield first
             yield from rows
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except BadTrace as error:
+        raise BadData(str(error)) from error
+    except csv.Error as error:
         raise BadData(f"{path} cannot be read: {error}") from error
 
 

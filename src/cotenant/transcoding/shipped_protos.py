@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from collections.abc import Iterator
 from functools import cache
@@ -12,12 +13,12 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from cotenant.transcoding import api_model
 
 DIRECTORY = Path(__file__).resolve().parents[1] / "protos"
-DESCRIPTORS = "descriptors.binpb"
+DESCRIPTORS = "descriptors.binpb.gz"
 
 
 def descriptors() -> FileDescriptorSet:
     """Return the descriptors of the public protos and of what they import, with comments."""
-    return FileDescriptorSet.FromString((DIRECTORY / DESCRIPTORS).read_bytes())
+    return FileDescriptorSet.FromString(gzip.decompress((DIRECTORY / DESCRIPTORS).read_bytes()))
 
 
 @cache

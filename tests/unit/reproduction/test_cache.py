@@ -93,7 +93,7 @@ def test_other_code_takes_nothing_and_what_it_leaves_is_there_for_the_old(
 def test_the_code_is_that_which_simulates_and_what_is_bundled(tmp_path: Path) -> None:
     rooms = [Path(cache.__file__).parent.parent / room for room in cache.PACKAGES]
     seen = {path.name for room in rooms for path in cache._files(room)}
-    assert {"cycle.py", "borda_mlfq.py", "engine.py", "coda.py", "philly_two.csv"} <= seen
+    assert {"cycle.py", "borda_mlfq.py", "engine.py", "coda.py", "philly_two.csv.gz"} <= seen
 
 
 def test_rewritten_data_invalidates_the_cache(tmp_path: Path) -> None:

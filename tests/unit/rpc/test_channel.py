@@ -29,7 +29,7 @@ def test_only_repeatable_methods_are_retried() -> None:
     of_folders = ("FindMissingChunks", "WriteChunks", "CommitFolder")  # known by their content
     harmless = (
         *("StopAttempts", "ForgetAttempts", "AdviseAttempts", "ResizeReplicas"),  # repeating them changes nothing
-        *("PauseSchedule", "ResumeSchedule", "SetSecret", "ReadSecrets"),
+        *("PauseSchedule", "ResumeSchedule", "SetSecret", "ReadSecrets", "PlanJobs"),
         *of_folders,
     )
     reads = ("Get", "List", "Summarize", "Explain", "Simulate", "Forecast", "Estimate", "PlanProfile")

@@ -61,7 +61,7 @@ class Source:
 
 
 ITP = Source("ITP", "itp_cluster10.csv", ("itp/cluster10.csv",), "num_gpu")
-PHILLY = Source("Philly", "philly_two.csv", ("philly/0e4a51.csv", "philly/2869ce.csv"), "num_gpus")
+PHILLY = Source("Philly", "philly_two.csv.gz", ("philly/0e4a51.csv", "philly/2869ce.csv"), "num_gpus")
 
 
 @dataclass(frozen=True, slots=True)

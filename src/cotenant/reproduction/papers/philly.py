@@ -36,7 +36,7 @@ from cotenant.reproduction.model import (
 from cotenant.reproduction.tables import by_arm, each
 from cotenant.simulator.traces import workers
 
-SAMPLE = Path(simulator.__file__).parent / "samples" / "philly_two.csv"
+SAMPLE = Path(simulator.__file__).parent / "samples" / "philly_two.csv.gz"
 SERVERS, SERVERS_PER_RACK = 16, 4
 VIRTUAL_CLUSTERS = ("0e4a51", "2869ce")
 CAUSES = ("fair_share", "fragmentation", "capacity")
