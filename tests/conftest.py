@@ -22,6 +22,9 @@ QUARANTINE: dict[str, str] = {
     "tests/verification/fuzz/test_reader_coverage.py::test_every_reader_is_reached_by_a_target_or_excused": (
         "once the end of the archive's target was not reached beside other tests; why is not known yet"
     ),
+    "tests/unit/services/placement/test_bad_plans.py::test_an_invalid_offer_is_logged_and_the_cycle_continues[stale]": (
+        "once the log was empty although the refusal was there; why is not known yet"
+    ),
 }
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would pass on SIGINT as ignored

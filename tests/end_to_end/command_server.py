@@ -1,8 +1,9 @@
 """Runs commands in processes forked from one that has imported them: a start and the imports take most of a command.
 
-`python -m tests.end_to_end.command_server FD MODULE …` serves on a socket. A request is the arguments, the environment
-and the folder as JSON, with four descriptors: the command's three streams and a pipe, on which its process id and then
-its exit status are told. Everything that a process has of its own, a command has as well, but for its imports.
+`python -m tests.end_to_end.command_server FD MODULE …` serves on a socket. A request is the arguments, the environment,
+the folder and the limits of descriptors as JSON, with four descriptors: the command's three streams and a pipe, on
+which its process id and then its exit status are told. Everything that a process has of its own, a command has as well,
+but for its imports.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import gc
 import io
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -129,7 +131,8 @@ class CommandServer:
         streams: tuple[IO[bytes], IO[bytes], IO[bytes]],
     ) -> Forked:
         """Start a command as `subprocess.Popen` would, with these streams."""
-        request = json.dumps([[self._command, *arguments], dict(environment), str(folder)]).encode()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        request = json.dumps([[self._command, *arguments], dict(environment), str(folder), limits]).encode()
         told, tell = os.pipe()
         try:
             with self._lock:
@@ -202,7 +205,8 @@ def serve(requests: socket.socket) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for descriptor in (waking, woken, requests.detach(), *running.values()):
                 os.close(descriptor)
-            arguments, environment, folder = json.loads(data)
+            arguments, environment, folder, limits = json.loads(data)
+            resource.setrlimit(resource.RLIMIT_NOFILE, tuple(limits))
             _become(arguments, environment, folder, received)
             return
         *streams, running[pid] = received

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,6 +112,7 @@ def test_submitits_tasks_have_ranks_and_a_job_can_be_cancelled(folder: Path) -> 
 
 
 def test_submitit_prefers_a_mesh_to_local_processes_where_one_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", {}.get)  # no Slurm either, which submitit would take first
     assert submitit.AutoExecutor.which() == "cotenant"
     monkeypatch.setattr(plugin, "find", lambda *_: (_ for _ in ()).throw(AccessError("nothing")))
     assert submitit.AutoExecutor.which() == "local"

@@ -192,6 +192,7 @@ def test_a_store_file_without_its_log_is_rejected_and_running_attempts_are_adopt
         mesh.close()
 
 
+@pytest.mark.deep
 def test_an_older_copy_of_the_file_is_rejected_but_a_backup_is_accepted(mesh: Mesh) -> None:
     mesh.start()
     try:

@@ -65,6 +65,7 @@ async def test_private_methods_keep_their_roles(mesh: Mesh, tmp_path: Any) -> No
     assert (await called(mesh, "/cotenant.v1.Nothing/Xyzzy", token=token)).reason == "UNKNOWN_METHOD"
 
 
+@pytest.mark.deep
 async def test_unknown_paths_are_not_kept(mesh: Mesh) -> None:
     """Callers choose them: 2,000 of 4 KiB each would stay as 8 MB."""
     await mesh.serve()

@@ -89,6 +89,7 @@ def test_figures_are_compared_with_those_of_the_first_arm() -> None:
     assert answer["baseline"] == "fifo"
 
 
+@pytest.mark.deep
 def test_only_what_chance_has_a_part_in_is_run_with_every_seed() -> None:
     answer = told("--arms", "fifo", "--arm", "guess=srsf,predictor=noisy-oracle", "--seeds", "3", "--seed", "5")
     assert (answer["arms"]["fifo"]["seeds"], answer["arms"]["fifo"]["by_chance"]) == ([5], False)

@@ -157,7 +157,7 @@ def test_no_room_is_idle_that_a_waiting_job_may_have(rules: Rules) -> None:
 @pytest.mark.parametrize("run_seconds_min", [0.0, 7.0])
 def test_no_job_waits_for_a_guarantee_that_borrowers_hold(run_seconds_min: float) -> None:
     waited = 0
-    for seed in range(amount(8, deep=25)):
+    for seed in range(amount(15, deep=25)):
         simulation = simulation_of(seed, "backfill", Rules(run_seconds_min=run_seconds_min))
         for ran in steps(simulation):
             owners = entitled(simulation, ran)

@@ -26,6 +26,7 @@ def test_related_tests_import_the_module_or_are_named_after_it_and_that_one_is_f
     assert ledger.contracts == ()
 
 
+@pytest.mark.deep
 def test_a_module_that_no_test_imports_has_the_tests_of_those_that_import_it() -> None:
     files = REPOSITORY.related("cotenant.core.scheduling.limits_enforcement").files
     assert "tests/unit/core/scheduling/test_fair_share.py" in files

@@ -250,7 +250,7 @@ KEYS = {
     "node": (
         "id state state_reason state_owner gpus gpus_used gpu_models gpus_declared gpus_unhealthy problems cores "
         "cores_used memory_bytes memory_used_bytes scratch_bytes scratch_used_bytes rack address attempts not_enforced "
-        "shared_user container_runtime agent_version certificate "
+        "shared_user container_runtime capabilities outer_job available_until agent_version certificate "
         "create_time seen_seconds silence_seconds heartbeat_seconds loop_lag clock_offset_seconds"
     ),
 }

@@ -234,7 +234,8 @@ async def test_services_and_agents_may_be_killed_during_resizes(
     pytest.fail(f"only {resized} resized: too little to prove anything")
 
 
-@pytest.mark.parametrize("disturb", [kill_both, pytest.param(kill_agents, marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("disturb", [kill_both, kill_agents])
 async def test_services_and_agents_may_be_killed_while_replicas_change(disturb: Disturb) -> None:
     """Elastic jobs take what is free, and give it up for the gangs that come."""
     rng = Random(f"replicas {disturb.__name__}")
