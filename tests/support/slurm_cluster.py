@@ -240,7 +240,7 @@ def slurm_cluster(
 
 @contextmanager
 def _alone(cgroups: bool) -> Iterator[None]:
-    """Wait for other tests' clusters with control groups: Slurm names these by node, whoever started it."""
+    """Hold a lock while a cluster uses control groups: two clusters with the same node names would share theirs."""
     if not cgroups:
         yield
         return

@@ -108,7 +108,7 @@ class Cluster:
         return self._ledger
 
     def set_time(self, now: float) -> None:
-        """Let the ledger know how long each node is available from `now`, in unix time."""
+        """Set how long each node of the ledger is still available at `now` (unix time)."""
         ledger = self.ledger  # first, because rebuilding it numbers the nodes
         ends = [node.inventory.available_until for node in self._order]
         some = any(end is not None for end in ends)

@@ -101,7 +101,7 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         return pb.ListJobsResponse(jobs=filled.items, next_page_token=filled.next_token, total_size=total)
 
     async def WatchJobs(self, request: pb.WatchJobsRequest, context: Any) -> AsyncIterator[pb.WatchJobsResponse]:
-        """Yield the selected jobs, then each change. A watch that resumes begins anew."""
+        """Yield the selected jobs, then each change. A resumed watch starts with all selected jobs again."""
         sent: dict[str, bytes] = {}
         basic, synced = request.view != pb.JOB_VIEW_FULL, False
         first: set[str] | None = None

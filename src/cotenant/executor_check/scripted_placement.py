@@ -101,7 +101,7 @@ class ScriptedPlacement(agent_service_pb2_grpc.AgentServiceServicer):
     async def UploadOutput(  # noqa: N802  # the same
         self, requests: AsyncIterator[agent_pb2.UploadOutputRequest], context: Any
     ) -> agent_pb2.UploadOutputResponse:
-        """Take output that nothing has asked for."""
+        """Accept output, although the check never asks for any."""
         async for _ in requests:
             pass
         return agent_pb2.UploadOutputResponse()

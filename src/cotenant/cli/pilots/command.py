@@ -108,7 +108,7 @@ class Keeper:
         return True
 
     def _describe(self, known: Sequence[Pilot], waiting: int, needed: int) -> None:
-        """Say how things are, if that has changed."""
+        """Print the numbers of jobs and pilots, if they have changed."""
         counts = {
             "waiting": waiting,
             "needed": needed,
@@ -175,7 +175,7 @@ class Keeper:
             self._tell(f"removed node {node}: its pilot ended without a goodbye", removed=node)
 
     def _complain(self, about: str, text: str) -> None:
-        """Say what is wrong, once until it changes."""
+        """Print a problem, unless it was the last one printed."""
         if self._complaints.get(about) != text:
             self._complaints[about] = text
             self._tell(text, problem=text)

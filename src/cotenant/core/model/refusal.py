@@ -275,7 +275,8 @@ def _nearness(ahead: int, nearest: PrecedingJob | None, numbers: dict[str, float
         return ""
     numbers |= {"ahead_gpu_milli": nearest.wanted_milli, "score": nearest.own_score, "nearest_score": nearest.score}
     who = "1 waiting job before it wants" if ahead == 1 else f"{ahead} waiting jobs before it want"
-    scores = f"has score {nearest.score:.6g}, this job {nearest.own_score:.6g}"
+    score, own_score = f"{nearest.score:.6g}", f"{nearest.own_score:.6g}"
+    scores = f"has score {score}, this job {own_score}" if score != own_score else "has nearly the same score"
     return f"; {who} {gpus(nearest.wanted_milli)}; the nearest, {nearest.job_id}, {scores}"
 
 
