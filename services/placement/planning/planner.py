@@ -122,6 +122,7 @@ def plan(
             victims=[victim_of(cluster, live, requested[live.key[0]], ahead[live.key[0]]) for live in victims],
             leaving=cluster.leaving(),
             promised=[one for job_id, start in promised.items() if job_id not in now for one in start.holdings],
+            starting=promised.values(),
             strict=request.strict,
             headroom=headroom,
             cluster_view=cluster_view,

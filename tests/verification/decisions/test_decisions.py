@@ -33,6 +33,10 @@ async def test_what_an_earlier_page_started_stays_for_the_later_ones(seed: int) 
     assert await differences(seed) == []
 
 
+async def test_a_reservation_counts_on_the_end_of_a_job_that_waits_for_its_room() -> None:
+    assert await differences(5224) == []
+
+
 async def test_a_queue_that_stops_at_places_being_freed_is_noticed() -> None:
     with mock.patch.object(scheduler, "PASSED_BY", (Code.NEVER_FITS, Code.QUOTA)):
         assert await differences(10591)

@@ -194,6 +194,7 @@ def place(
     victims: Iterable[Victim] = (),
     leaving: Sequence[Holding] = (),
     promised: Sequence[Holding] = (),
+    starting: Iterable[Start] = (),
     strict: bool = False,
     headroom: Headroom | None = None,
     cluster_view: ClusterView = EMPTY_CLUSTER,
@@ -224,7 +225,8 @@ def place(
     More gangs of a class may exist than are here: `next_of_class` tells for some jobs before which gang the next one of
     their class would come. Unless their own refusal answers for it, the plan ends there, as it depends on that gang.
 
-    No job of `staying` moves or gives anything back: an earlier part of the same cycle started it.
+    No job of `staying` moves or gives anything back: an earlier part of the same cycle started it. Reservations count
+    on the ends of jobs that are `starting` on what is `promised`, as on those of jobs that start in this plan.
 
     `cluster_view` is for policies that need more than what is free; reservations use the expected ends of its running
     jobs. A policy that raises, or offers what is not free, ends the cycle with its error; with `on_broken` only the
@@ -242,6 +244,7 @@ def place(
             ledger.hold(holding)
         session = PlacementSession(ledger, policy, rng, victims, room, on_broken, cluster_view, reserving)
         session.staying = frozenset(staying)
+        session.note_starting(starting)
         relaxed = (relax_avoidance(gang, ledger) for gang in chain((first,), coming))
         starts, refusals, blocked = _place_all(relaxed, session, next_of_class, strict=strict)
         stops = tuple(session.stops())

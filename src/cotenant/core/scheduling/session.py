@@ -89,6 +89,11 @@ class PlacementSession:
         """The reservations of gangs that have waited long."""
         return self._book.reservations
 
+    def note_starting(self, starts: Iterable[Start]) -> None:
+        """Note jobs that an earlier plan starts as soon as others have left: they do not run yet, but will end."""
+        for start in starts:
+            self._book.note_start(start.gang, start.holdings)
+
     def advance_to(self, number: float) -> None:
         """Advance to the gang of this number: victims before it in the order stay, or return to free resources."""
         self._victims.advance_to(number, self._cluster.restore)

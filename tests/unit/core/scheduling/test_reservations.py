@@ -301,6 +301,15 @@ def test_as_many_get_a_reservation_as_the_rule_says_and_the_second_leaves_the_fi
     assert {one.node for one in second.holdings} == {1}
 
 
+def test_a_reservation_counts_on_the_end_of_a_job_that_waits_for_its_room() -> None:
+    ledger, first = Ledger([NodeShape(8, 8)]), gang("first", 8, estimate=told(60.0))
+    (start,) = place([first], ledger, FirstFit(), rng()).starts
+    waiting, given = [gang("big", 8, waited=5000.0)], [Holding(0, 8)]
+    reserved = place(waiting, ledger, FirstFit(), rng(), promised=given, starting=[start], reserving=RULE)
+    assert [one.start_seconds for one in reserved.reservations] == [60.0]
+    assert place(waiting, ledger, FirstFit(), rng(), promised=given, reserving=RULE).reservations == ()
+
+
 def test_in_a_strict_queue_the_head_knows_when_it_will_start(world: Busy) -> None:
     world.gangs.append(gang("small", 1))
     plan = place(
