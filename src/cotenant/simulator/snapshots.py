@@ -341,7 +341,7 @@ def parse(document: bytes, path: str) -> Snapshot:
         wrong += _contradictions(snapshot)
     if wrong:
         more = [f"… and {len(wrong) - WRONG_SHOWN_MAX} more"] if len(wrong) > WRONG_SHOWN_MAX else []
-        raise BadSnapshot("\n  ".join([f"{path} is invalid:", *wrong[:WRONG_SHOWN_MAX], *more]))
+        raise BadSnapshot(f"{path} is invalid: {'; '.join([*wrong[:WRONG_SHOWN_MAX], *more])}")
     taken: Snapshot = snapshot
     return taken
 

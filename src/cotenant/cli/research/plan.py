@@ -23,11 +23,11 @@ NODES_SHOWN_MAX = 3
 COLUMNS = (
     Column("#", right=True),
     Column("JOB"),
-    Column("WHERE, OR WHY NOT", elastic=True),
     Column("GPUS", right=True),
     Column("CORES", right=True),
     Column("START", right=True),
     Column("8 OF 10", right=True),
+    Column("NODES / REASON", elastic=True),
 )
 
 
@@ -97,7 +97,7 @@ def _row(job: PlannedJob) -> tuple[str, ...]:
     gpus = sum(place.gpu_milli for place in job.places) / 1000
     cores = sum(place.cores for place in job.places)
     held = (f"{gpus:g}", str(cores)) if job.starts else ("", "")
-    return (str(job.order or ""), job.id, where, *held, *_start(job.start))
+    return (str(job.order or ""), job.id, *held, *_start(job.start), where)
 
 
 def _nodes(job: PlannedJob) -> str:

@@ -24,7 +24,7 @@ def test_the_table_has_the_order_the_places_the_reasons_and_the_starts(path: Pat
     assert told.exit_code == 0
     lines = [line.split() for line in told.stdout.splitlines()]
     assert [line[0] for line in lines] == ["#", "1", "2", "3", "big"]
-    assert lines[1][1:] == ["w1", "a", "2", "2", "now"]
+    assert lines[1][1:] == ["w1", "2", "2", "now", "a"]
     assert "CAPACITY: needs 2 GPUs, 0 of 4 free" in told.stdout
     assert "NEVER_FITS" in told.stdout
 
