@@ -195,6 +195,7 @@ def decide(
     loans, cluster.claimed = spare_cores.reclaim_lent_cores(cluster, waiting, (*stops, *moves, *reclaimed))
     _reserve(cluster, request, outcome, reservations, now)
     for start in outcome.starts:
+        _set_preemption_details(cluster, start)
         if start.needs_room:
             refusals[start.gang.job_id] = making_room_refusal(
                 len(stops), len(loans), len(start.moves), len(start.reclaims)
@@ -249,6 +250,16 @@ def _set_move_detail(cluster: Cluster, start: cycle.Start, outcome: cycle.Plan) 
     nodes = ", ".join(dict.fromkeys(cluster.node_at(share.node).id for share in start.offer))
     by = next((one.gang.job_id for one in outcome.starts if start.gang.job_id in one.moves), "another job")
     live.attempt.stop_detail = f"continues on {nodes}, so that {by} can start"
+
+
+def _set_preemption_details(cluster: Cluster, start: cycle.Start) -> None:
+    """Set the stop detail of attempts that are stopped for a start: for which job, by name within the tenant."""
+    gang = start.gang
+    for job_id in start.stops:
+        live = cluster.attempts[job_id]
+        own_name = gang.spec.name if gang.spec else ""
+        whom = own_name if live.record.spec.tenant == gang.tenant else "of another tenant"
+        live.attempt.stop_detail = f"made room for {gang.job_id}" + (f" ({whom})" if whom else "")
 
 
 def dry_run(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlacementResponse:

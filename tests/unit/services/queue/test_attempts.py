@@ -152,14 +152,15 @@ def test_the_record_of_a_large_gang_with_many_attempts_stays_small() -> None:
 # Preemption --------------------------------------------------------------------------------------------------
 
 
-async def test_a_new_job_preempts_a_job_with_more_attained_service() -> None:
+@pytest.mark.parametrize(("tenant", "whom"), [("default", "(small)"), ("other", "(of another tenant)")])
+async def test_a_new_job_preempts_a_job_with_more_attained_service(tenant: str, whom: str) -> None:
     async with running(queue_config=LAS) as mesh:
         agent = await mesh.agent("n1", gpus=2, cores=8)
         old = await mesh.submit(gpus=2, retries_max=0)
         await mesh.reach(old, "RUNNING")
         await eventually(lambda: attained(mesh, old, 0.06))
         agent.refuses_to_stop = True
-        new = await mesh.submit(gpus=1)
+        new = await mesh.submit(gpus=1, tenant=tenant, name="small")
         refused = await mesh.refused(new, "MAKING_ROOM")
         assert "1 job with a lower rank" in refused.refusal.detail or "already stopping" in refused.refusal.detail
         assert agent.stops[0].reason == job_pb2.STOP_REASON_PREEMPTED
@@ -168,6 +169,7 @@ async def test_a_new_job_preempts_a_job_with_more_attained_service() -> None:
         await mesh.reach(new, "RUNNING")
         job = await mesh.job(old)
         assert job.phase == job_pb2.JOB_PHASE_QUEUED
+        assert job.phase_reason == f"preempted: made room for {new} {whom}"
         assert (job.preemptions, job.failures) == (1, 0)
         assert job.attained_gpu_seconds >= 0.06
         assert len(agent.stops) == 1
