@@ -60,6 +60,7 @@ def test_a_killed_agent_is_restarted_and_its_jobs_continue(mesh: Mesh, tmp_path:
     ends_well(mesh, job_id, counter)
 
 
+@pytest.mark.deep
 def test_agents_of_a_killed_mesh_exit_and_the_next_mesh_reattaches_to_its_jobs(mesh: Mesh, tmp_path: Path) -> None:
     job_id, counter = running(mesh, tmp_path)
     (before,) = agents(mesh)
@@ -91,6 +92,7 @@ def test_ctrl_c_stops_the_mesh_in_order_but_no_job(mesh: Mesh, tmp_path: Path) -
     ends_well(mesh, job_id, counter)
 
 
+@pytest.mark.deep
 def test_an_agent_out_of_descriptors_is_reported_fails_no_job_and_recovers(mesh: Mesh) -> None:
     (agent,) = agents(mesh)
     limits = resource.prlimit(agent, NOFILE)

@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import accumulate
 from pathlib import Path
 
+import pytest
 from tests.end_to_end.commands import Cli
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
@@ -40,6 +41,7 @@ def stand(mesh: Mesh, array_id: str, words: str) -> None:
     until(lambda: counted() == wanted, words)
 
 
+@pytest.mark.deep
 def test_an_array_obeys_its_limit_and_can_be_waited_for(mesh: Mesh, cli: Cli, tmp_path: Path) -> None:
     go, reported = tmp_path / "go", tmp_path / "told"
     script = (sys.executable, "-c", SCRIPT, str(go), str(reported), "none")

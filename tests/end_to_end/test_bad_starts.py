@@ -61,11 +61,13 @@ def test_a_missing_configuration_is_rejected(elsewhere: Cli, tmp_path: Path) -> 
     assert "none.toml: No such file" in reported
 
 
+@pytest.mark.deep
 def test_invalid_gpus_are_rejected(elsewhere: Cli) -> None:
     assert "'auto' or 'fake:N'" in refused_to_start(elsewhere, "up", "--gpus", "fake:lots", code=2).error
     assert "'auto' or 'fake:N'" in refused_to_start(elsewhere, "serve", "agent", "--gpus", "fake:lots", code=2).error
 
 
+@pytest.mark.deep
 def test_a_store_in_use_is_reported_and_its_owner_continues(mesh: Mesh) -> None:
     reported = refused_to_start(mesh.cli, "up", code=1).error
     assert f"{mesh.state_dir / 'cotenant.sqlite'} is open in another process" in reported
@@ -79,6 +81,7 @@ def test_a_port_in_use_is_reported(mesh: Mesh, elsewhere: Cli) -> None:
     assert mesh.cli("jobs").code == 0
 
 
+@pytest.mark.deep
 def test_an_unusable_state_directory_is_reported(elsewhere: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for arguments in (("up",), ("serve", "queue"), ("serve", "agent")):
@@ -86,6 +89,7 @@ def test_an_unusable_state_directory_is_reported(elsewhere: Cli, tmp_path: Path)
         assert reported == f"error: cannot keep state in {tmp_path}/file/below: Not a directory"
 
 
+@pytest.mark.deep
 def test_a_world_writable_state_directory_is_rejected(elsewhere: Cli, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -100,6 +104,7 @@ def test_a_damaged_store_is_reported(elsewhere: Cli, tmp_path: Path) -> None:
     assert "cotenant.sqlite" in refused_to_start(elsewhere, "up", code=3).error
 
 
+@pytest.mark.deep
 def test_an_unreachable_etcd_exits_with_3(elsewhere: Cli) -> None:
     for arguments in (("up",), ("serve", "queue")):
         reported = refused_to_start(elsewhere, *arguments, "--store", "etcd://127.0.0.1:1", code=3).error

@@ -68,6 +68,7 @@ def small(tmp_path: Path) -> Mesh:
     return mesh
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(300)  # 150 jobs on a busy machine
 def test_1300_idle_connections_fail_no_job_and_drain_no_node(small: Mesh) -> None:
     mesh = small

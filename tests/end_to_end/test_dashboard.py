@@ -339,6 +339,7 @@ def window(chromium: Any, base: str, token: str) -> Iterator[Window]:
     opened.context.close()
 
 
+@pytest.mark.deep
 def test_the_list_shows_filters_and_opens_jobs(window: Window, mesh: Mesh, jobs: dict[str, str]) -> None:
     page = window.open("/")
     page.wait_for_selector(f"a[href='/jobs/{jobs['waits']}']")
@@ -473,6 +474,7 @@ def test_the_queue_shows_the_order_what_decides_it_and_who_holds_up_whom(
     page.wait_for_function("() => document.querySelectorAll('.scroller .row').length === 1")
 
 
+@pytest.mark.deep
 def test_the_tenants_show_quotas_shares_and_what_was_used(window: Window, mesh: Mesh, jobs: dict[str, str]) -> None:
     mesh.cli("tenants", "create", "vision", "--quota-gpus", "2", "--limit-gpus", "3")
     mesh.cli("tenants", "create", "segmentation", "--parent", "vision", "--quota-gpus", "1")
@@ -503,6 +505,7 @@ def _served(window: Window, path: str, rows: dict[str, Row]) -> Any:
     return window.page
 
 
+@pytest.mark.deep
 def test_incidents_are_on_one_time_axis_with_what_was_done(window: Window, http: Http) -> None:
     [state] = _first_rows(http, "/events/incidents", "board")
     assert (state["trouble"], state["policy"]) == ("", "coda-eliminator")
@@ -543,6 +546,7 @@ def test_a_token_for_one_tenant_learns_why_it_sees_no_incidents(mesh: Mesh, base
     assert state["trouble"] == MAY_NOT
 
 
+@pytest.mark.deep
 def test_predictions_are_judged_by_what_jobs_did(window: Window, http: Http) -> None:
     [state] = [row for row in _first_rows(http, "/events/predictions", "board") if row["id"] == "state"]
     assert (state["trouble"], state["away"]) == ("", "")
@@ -556,6 +560,7 @@ def test_predictions_are_judged_by_what_jobs_did(window: Window, http: Http) -> 
     window.check("predictions")
 
 
+@pytest.mark.deep
 def test_the_lab_tells_what_other_policies_would_do(
     window: Window, mesh: Mesh, base: str, jobs: dict[str, str]
 ) -> None:

@@ -38,6 +38,7 @@ def lives(path: Path) -> dict[str, list[float]]:
     return reported
 
 
+@pytest.mark.deep
 @pytest.mark.root
 async def test_a_job_that_must_not_run_twice_ends_before_it_begins_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -132,6 +132,7 @@ main()
 """
 
 
+@pytest.mark.deep
 def test_a_multirun_of_hydra_runs_as_jobs(folder: Path) -> None:
     (folder / "train.py").write_text(PROGRAM)
     launch = [sys.executable, "train.py", "-m", "hydra/launcher=cotenant", "hydra.sweep.dir=sweep"]

@@ -50,6 +50,7 @@ def test_a_job_that_reports_steps_has_a_remaining_time_in_its_first_run(mesh: Me
     assert mesh.cli.json("explain", waits)["forecast"]["start_seconds"] == pytest.approx(middle, rel=0.5)
 
 
+@pytest.mark.deep
 def test_nothing_is_invented_of_a_job_of_which_nothing_is_known(mesh: Mesh) -> None:
     job_id = mesh.cli.submit(*ALONE, "--", "sleep", "1000")
     mesh.client.wait_for(job_id, Phase.RUNNING)

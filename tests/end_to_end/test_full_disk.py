@@ -36,6 +36,7 @@ def small(tmp_path: Path) -> Iterator[Mesh]:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.deep
 @pytest.mark.root
 def test_filling_a_working_directory_ends_only_that_job_and_the_store_survives(small: Mesh) -> None:
     before = small.cli.submit("--cpus", "1", "--", "sleep", "300")

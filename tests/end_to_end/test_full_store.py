@@ -102,6 +102,7 @@ def test_one_tenant_cannot_fill_the_store_for_others(begin: Callable[..., Mesh])
     assert mesh.cli.json("status")["store_capacity"]["problem"] is None
 
 
+@pytest.mark.deep
 def test_admission_stops_well_before_etcd_and_existing_jobs_end(begin: Callable[..., Mesh], etcd: EtcdServer) -> None:
     for number in range(FILLERS):
         etcd.put(f"filler/{number}", b"x" * FILLER_BYTES)
@@ -123,6 +124,7 @@ def test_admission_stops_well_before_etcd_and_existing_jobs_end(begin: Callable[
     mesh.client.wait_for(running, Phase.CANCELLED)
 
 
+@pytest.mark.deep
 def test_the_commands_printed_by_status_recover_a_full_etcd(
     begin: Callable[..., Mesh], etcd: EtcdServer, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def terminal(cli: Cli) -> Typed:
     return typed
 
 
+@pytest.mark.deep
 def test_without_a_terminal_output_and_exit_code_are_the_programs(cli: Cli) -> None:
     ended = cli("run", *ONE_CORE, *shell("echo $COTENANT_JOB_ID; echo to stderr >&2; cat; exit 7"), code=7)
     job = newest(cli)
@@ -100,6 +101,7 @@ def test_a_terminal_follows_its_window_and_its_keys(terminal: Typed) -> None:
     assert terminal.wait() == 9
 
 
+@pytest.mark.deep
 def test_a_lost_client_is_replaced_by_the_next(cli: Cli, terminal: Typed) -> None:
     job = newest(cli)
     terminal.type("KEPT=ye''s\r")
@@ -119,6 +121,7 @@ def test_a_lost_client_is_replaced_by_the_next(cli: Cli, terminal: Typed) -> Non
     assert third.wait() == 5
 
 
+@pytest.mark.deep
 def test_a_killed_agent_does_not_end_the_program(cli: Cli, mesh: Mesh, terminal: Typed) -> None:
     terminal.type("KEPT=ye''s\r")
     terminal.expect("ready> ")
@@ -194,6 +197,7 @@ def test_a_job_that_waits_says_why_and_can_be_given_up(cli: Cli, mesh: Mesh) -> 
     cli("cancel", blocking)
 
 
+@pytest.mark.deep
 def test_a_job_that_another_cancels_says_so(cli: Cli, terminal: Typed) -> None:
     job = newest(cli)
     cli("cancel", job)

@@ -14,6 +14,7 @@ from tests.unit.node_agent.conditions import need_groups
 KILLS = 10
 
 
+@pytest.mark.deep
 @pytest.mark.root
 def test_nothing_is_lost_owned_twice_or_left_when_anything_may_be_killed(tmp_path: Path) -> None:
     need_groups("cpuset")

@@ -47,6 +47,7 @@ async def test_one_job_gives_one_trace(otlp: OtlpReceiver, traced: Separate) -> 
     assert_one_trace(otlp.spans, job_id)
 
 
+@pytest.mark.deep
 async def test_the_trace_goes_on_after_a_restart_of_the_queue(otlp: OtlpReceiver, traced: Separate) -> None:
     await asyncio.to_thread(traced.kill, "agent")  # so that the job waits
     job_id = await asyncio.to_thread(traced.cli.submit, "--gpus", "1", "--cpus", "1", "--", "true")

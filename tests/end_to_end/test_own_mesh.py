@@ -88,6 +88,7 @@ def assert_a_session_is_as_isolated_as_its_job(mesh: OwnMesh) -> None:
     mesh("cancel", job)
 
 
+@pytest.mark.deep
 def test_other_users_cannot_submit(mesh: OwnMesh) -> None:
     said = mesh("tokens", "create", "--name", "eve", "--tenant", "default", code=2)
     assert "this mesh does not accept tokens of other users" in said

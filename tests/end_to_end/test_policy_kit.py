@@ -103,6 +103,7 @@ def pytested(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=site, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.deep
 def test_new_policies_pass_their_own_tests_and_keep_all_laws(site: Path) -> None:
     named = [word for group in KINDS for word in ("--policy", f"new-{group}")]
     own = [f"new_{group}" for group in KINDS]
@@ -132,6 +133,7 @@ def test_what_cannot_be_held_to_laws_is_named_before_anything_runs(site: Path) -
     assert "no policy 'twise' is installed; did you mean twice?" in done.stderr
 
 
+@pytest.mark.deep
 def test_new_packages_have_no_faults_of_style_or_type(site: Path) -> None:
     """Types are checked with the settings and the cache of this repository, which are as strict."""
     folders = [str(site / f"new_{group}") for group in KINDS] + [str(site / "tests")]

@@ -83,6 +83,7 @@ def test_a_pre_run_that_trains_continues_with_its_gang(mesh: Mesh, tmp_path: Pat
     assert "superseded" not in mesh.cli("show", job_id).out.split("attempt")[0]
 
 
+@pytest.mark.deep
 def test_a_silent_pre_run_ends_at_its_time_limit_despite_crashes(mesh: Mesh, tmp_path: Path) -> None:
     job_id = mesh.cli.submit(job_file(tmp_path, "stands", STANDS, "2s"))
     until(lambda: reported(tmp_path, "stands"), "start of its pre-run")

@@ -178,6 +178,7 @@ async def test_the_asynchronous_client_runs_on_its_callers_loop(mesh: Mesh) -> N
         assert [line async for line in jobs[0].logs()] == ["0"]
 
 
+@pytest.mark.deep
 def test_a_client_survives_a_restart_of_the_mesh(mesh: Mesh, client: cotenant.Client) -> None:
     job = client.submit(["echo", "before"], cpus=1)
     job.wait(SECONDS_MAX)
@@ -253,6 +254,7 @@ def test_jobs_of_a_map_are_cancelled_with_their_process(mesh: Mesh, client: cote
     assert list(folder.glob(".cotenant-map-*")) == []
 
 
+@pytest.mark.deep
 def test_the_examples_of_the_page_run(mesh: Mesh, folder: Path) -> None:
     page = (ROOT / "docs" / "python.md").read_text()
     (folder / "page.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))

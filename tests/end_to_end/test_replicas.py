@@ -134,6 +134,7 @@ def test_replicas_shows_the_leaders(mesh: Separate) -> None:
     assert mesh.cli("replicas").out.startswith("SERVICE")
 
 
+@pytest.mark.deep
 def test_one_address_is_enough_for_all_replicas(mesh: Separate) -> None:
     def states(*words: str) -> list[tuple[str, str, str, str]]:
         found = mesh.cli.json("replicas", *words)

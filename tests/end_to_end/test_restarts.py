@@ -22,6 +22,7 @@ KILLED = SERVICES[-amount(3, deep=len(SERVICES)) :]  # in `make test`, those wit
 STORE_NOTICED_SECONDS_MAX = 30.0
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("end", [Mesh.stop, Mesh.kill], ids=["SIGTERM", "kill -9"])
 def test_jobs_continue_while_the_mesh_is_down(mesh: Mesh, tmp_path: Path, end: Callable[[Mesh], None]) -> None:
     holder, ended_meanwhile = Counter(tmp_path, "holder"), Counter(tmp_path, "meanwhile")
@@ -79,6 +80,7 @@ def on_etcd(module_etcd: EtcdServer, tmp_path_factory: pytest.TempPathFactory) -
     services.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("service", KILLED)
 def test_a_service_on_etcd_is_killed_under_load(on_etcd: Separate, tmp_path: Path, service: str) -> None:
     killed_under_load(on_etcd, tmp_path, service)

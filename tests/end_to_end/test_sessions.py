@@ -224,6 +224,7 @@ def test_a_closed_port_is_named_and_the_forward_goes_on(cli: Cli, job: str, tmp_
         forward.terminate()
 
 
+@pytest.mark.deep
 def test_a_killed_agent_ends_the_session_and_not_the_job(cli: Cli, mesh: Mesh, job: str) -> None:
     client = subprocess.Popen(
         [COTENANT, "exec", job, "--", "env", "SESSION_MARK=agent", *shell("(setsid sleep 1000 &); sleep 1000")[1:]],

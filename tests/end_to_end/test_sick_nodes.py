@@ -60,6 +60,7 @@ def node(mesh: Mesh, node_id: str) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.deep
 @pytest.mark.root
 @pytest.mark.timeout(300)
 def test_a_node_that_cannot_launch_does_not_consume_the_backlog_and_returns_after_repair(mesh: Mesh) -> None:

@@ -68,6 +68,7 @@ def problems(mesh: Separate) -> list[str]:
     return [f"{one['where']}: {one['what']}" for one in mesh.cli.json_of_any_end("status")["problems"]]
 
 
+@pytest.mark.deep
 def test_a_slow_process_agent_and_store_are_reported_within_30_s_and_cleared_afterwards(
     mesh: Separate, wire: SlowWire
 ) -> None:

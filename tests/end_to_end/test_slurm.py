@@ -156,6 +156,7 @@ def test_tasks_on_several_nodes_start_from_one_script(slurm: Slurm) -> None:
     assert not list(slurm.folder.glob(".slurm_job-*"))
 
 
+@pytest.mark.deep
 def test_jobs_wait_for_others_and_for_a_release(slurm: Slurm) -> None:
     first = slurm.submit("-H", "-J", "one", "--wrap", "exit 1")
     good = slurm.submit("-d", f"afterok:{first}", "--wrap", "true")
@@ -293,6 +294,7 @@ print(one.result(), [job.result() for job in many], "adding" in one.stdout())
 """
 
 
+@pytest.mark.deep
 def test_submitit_runs_functions(slurm: Slurm) -> None:
     pytest.importorskip("submitit", reason="submitit is not installed")
     ended = slurm(sys.executable, "-c", SUBMITIT, seconds=3 * SECONDS_MAX)

@@ -44,6 +44,7 @@ def is_trusted(mesh: Mesh) -> bool:
     return bool(mesh.cli.json("status")["well"])
 
 
+@pytest.mark.deep
 def test_an_old_snapshot_under_a_running_mesh_stops_writes_and_can_be_accepted(mesh: Mesh, etcd: EtcdServer) -> None:
     directory = mesh.directory
     mesh.flags = (*mesh.flags, "--store", etcd.url)
@@ -158,6 +159,7 @@ def test_an_old_snapshot_is_detected_after_a_restart_by_any_witness(
         mesh.close()
 
 
+@pytest.mark.deep
 def test_a_store_file_without_its_log_is_rejected_and_running_attempts_are_adopted(mesh: Mesh) -> None:
     directory = mesh.directory
     mesh.start()

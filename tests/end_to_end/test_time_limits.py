@@ -24,6 +24,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     mesh.close()
 
 
+@pytest.mark.deep
 def test_a_job_ends_at_its_time_limit_while_the_mesh_is_down(mesh: Mesh) -> None:
     options = ("--cpus", "1", "--time", "6s", "--grace", "2s", "--retries", "3", "--name", "limited")
     job_id = mesh.cli.submit(*options, "--", "python3", "-c", SAVES)
@@ -58,6 +59,7 @@ def test_waiting_ends_with_the_outcome_of_the_jobs(mesh: Mesh) -> None:
     mesh.cli("wait", long, code=1)
 
 
+@pytest.mark.deep
 def test_waiting_survives_a_restart_of_the_mesh(mesh: Mesh) -> None:
     job_id = mesh.cli.submit("--cpus", "1", "--", "sleep", "600")
     waiting = mesh.cli.start("wait", job_id, log=mesh.directory / "wait.log")
@@ -77,6 +79,7 @@ def test_a_job_is_found_by_its_name_and_as_the_last_one(mesh: Mesh) -> None:
     assert [job["id"] for job in mesh.cli.json("jobs", "--me", "--all", "--limit", "2")] == [newer, older]
 
 
+@pytest.mark.deep
 def test_the_example_runs_on_one_gpu(mesh: Mesh) -> None:
     (mesh.directory / "job.yaml").write_text(mesh.cli("submit", "--example").out)
     mesh.cli("submit", mesh.directory / "job.yaml", "--wait", seconds=120)

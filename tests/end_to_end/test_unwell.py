@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 from tests.unit.node_agent.fake_driver import FakeDriver, compiled, uuid
@@ -12,6 +13,7 @@ from cotenant.core.model.lifecycle import Phase
 from cotenant.v1 import job_pb2
 
 
+@pytest.mark.deep
 def test_a_job_of_a_gpu_that_fell_off_the_bus_moves_to_another_and_all_views_agree(tmp_path: Path) -> None:
     library = tmp_path / "driver"
     library.mkdir()

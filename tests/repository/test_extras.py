@@ -83,6 +83,7 @@ def run(program: Path, *words: str, home: Path, **variables: str) -> subprocess.
     )
 
 
+@pytest.mark.deep
 def test_a_plain_installation_is_small(installed: Install) -> None:
     (packages,) = (installed("").parent / "lib").glob("python*/site-packages")
     sizes: dict[str, int] = {}
@@ -185,6 +186,7 @@ def mesh(installed: Install, tmp_path: Path) -> Iterator[Callable[..., subproces
             process.wait(30)
 
 
+@pytest.mark.deep
 def test_a_mesh_runs_a_job_with_each_part_in_its_own_installation(
     mesh: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

@@ -158,6 +158,7 @@ def test_few_tests_are_in_quarantine_each_with_a_reason() -> None:
         assert len(reason) > 20
 
 
+@pytest.mark.deep
 def test_installed_versions_put_a_tests_group_into_its_id(tmp_path: Path) -> None:
     """Otherwise calm tests would run beside all others, and nothing would say so."""
     file = tmp_path / "test_calm.py"

@@ -100,6 +100,7 @@ def test_the_estimated_size_of_a_decoded_spec_is_close(kind: Callable[[int], job
     assert taken / 1.15 <= estimated <= 2 * taken
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("decode", "bytes_max"),
     [

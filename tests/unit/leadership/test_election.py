@@ -228,6 +228,7 @@ async def test_in_etcd_a_killed_leader_is_replaced_within_three_seconds(shared_e
         await other.close()
 
 
+@pytest.mark.deep
 async def test_in_etcd_a_leader_that_is_busy_from_its_election_on_keeps_its_lease(shared_etcd: EtcdServer) -> None:
     store, ttl_seconds = EtcdStore([shared_etcd.endpoint]), 1.0
     try:

@@ -61,6 +61,7 @@ def create(channel: Channel, **options: float) -> Awaitable[jobs_pb.CreateJobRes
     return created
 
 
+@pytest.mark.deep
 async def test_up_survives_an_outage_of_its_store(
     tmp_path: Path, etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +82,7 @@ async def test_up_survives_an_outage_of_its_store(
         assert (await again(lambda: stub.GetJob(jobs_pb.GetJobRequest(id=job.id)))).job.id == job.id
 
 
+@pytest.mark.deep
 async def test_up_restarts_its_services_after_losing_leadership(
     tmp_path: Path, etcd: EtcdServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,7 @@ async def test_a_job_stops_with_its_grace_if_its_agent_stays_dead(
     assert ends["free"].state == job_pb2.ATTEMPT_STATE_RUNNING
 
 
+@pytest.mark.deep
 async def test_a_job_runs_while_placement_answers_and_stops_when_it_does_not(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def figures() -> dict[str, Figures]:
     return {name: one for name, one in found.items() if one is not None}
 
 
+@pytest.mark.deep
 def test_ours_beats_equal_requests_and_perfect_knowledge_beats_ours(
     figures: dict[str, Figures],
 ) -> None:

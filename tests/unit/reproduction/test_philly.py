@@ -38,6 +38,7 @@ def test_servers_of_their_own_and_wise_retries_spare_time(figures: dict[str, Fig
     assert ours["failed_trials"] < 0.8 * apart["failed_trials"]
 
 
+@pytest.mark.deep
 def test_jobs_end_as_often_as_philly_counted(figures: dict[str, Figures]) -> None:
     base = figures[BASE.name].values
     assert base["jobs_passed"] == pytest.approx(69.3, abs=3)

@@ -31,6 +31,7 @@ def figures() -> dict[str, Figures]:
     return {name: one for name, one in found.items() if one is not None}
 
 
+@pytest.mark.deep
 def test_jobs_with_as_many_cores_as_help_are_done_earlier(figures: dict[str, Figures]) -> None:
     jct = {name: one.values["jct_seconds"] for name, one in figures.items()}
     assert jct[LEARNED.name] < 0.96 * jct[EQUAL.name] < 0.96 * jct[ROLES.name]
@@ -63,6 +64,7 @@ def test_without_isolation_jobs_are_late_for_what_crowding_costs_and_hardly_for_
     assert free.values["jct_seconds"] == pytest.approx(figures[KNOWN_THETA.name].values["jct_seconds"], rel=0.05)
 
 
+@pytest.mark.deep
 def test_near_saturation_a_gain_in_speed_is_a_larger_one_in_completion_time() -> None:
     sweep = replace(SWEEPS[0], like=replace(SWEEPS[0].like, servers=2))
     point = replace(sweep, loads_quick=(2.0,)).points(Asked(quick=True, seeds=(11,)))[2.0]

@@ -77,6 +77,7 @@ def test_an_invalid_arm_is_reported(names: list[str], labelled: list[str], fault
         arms_of(names, labelled, SHARED)
 
 
+@pytest.mark.deep
 def test_figures_are_compared_with_those_of_the_first_arm() -> None:
     answer = told("--arms", "fifo,las")
     fifo, las = (answer["arms"][name] for name in ("fifo", "las"))

@@ -63,6 +63,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.deep
 def test_a_report_refers_to_nothing_outside_itself(report: Path) -> None:
     text = report.read_text()
     page = read(text)
@@ -103,6 +104,7 @@ def test_the_same_command_writes_the_same_report(tmp_path: Path) -> None:
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.deep
 def test_plots_are_written_as_png_too(tmp_path: Path) -> None:
     told = cotenant("compare", *SAMPLE, "--arms", "fifo", "--jobs", 1, "--png", tmp_path / "plots")
     assert told.exit_code == 0, told.stderr
@@ -132,6 +134,7 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
     assert (told.exit_code, "pip install 'cotenant[research]'" in told.stderr) == (2, True)
 
 
+@pytest.mark.deep
 def test_plots_are_imported_only_for_a_report() -> None:
     code = (
         "import sys; from cotenant.cli.main import run;"

@@ -392,6 +392,7 @@ def test_a_connection_with_garbled_frames_is_abandoned_and_no_request_is_blamed(
         assert isinstance(store_error(Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, told), "e:1"), Refused)
 
 
+@pytest.mark.deep
 async def test_a_listing_larger_than_any_message_comes_in_pages(etcd: EtcdServer, store: EtcdStore) -> None:
     for number in range(70):
         await put(store, f"/{number:02}", bytes(VALUE_BYTES_MAX))

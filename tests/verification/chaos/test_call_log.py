@@ -117,6 +117,7 @@ def operator(call_log: CallLog, nodes: Any, weight: int) -> Operator:
     return Operator(call_log, nodes, cast("Any", tenants), submit)
 
 
+@pytest.mark.deep
 async def test_an_acknowledged_weight_must_take_effect(call_log: CallLog) -> None:
     await operator(call_log, None, 3)._set_weight("red", 3)
     await operator(call_log, None, 3)._set_weight("red", 4)

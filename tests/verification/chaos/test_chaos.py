@@ -40,6 +40,7 @@ def test_a_mesh_under_faults_loses_duplicates_and_leaks_nothing(tmp_path: Path) 
     assert result["commits"] > result["jobs"]  # jobs of a large array share commits
 
 
+@pytest.mark.deep
 def test_missing_tools_are_named() -> None:
     ended = chaos("--steps=1", PATH=str(Path(sys.executable).parent))
     assert (ended.returncode, ended.stdout) == (0, "")

@@ -14,6 +14,7 @@ from cotenant.security.permissions import ROLES
 SERVERS = {*calls.NAMES, connections.NAME, agent_sockets.NAME, sequences.NAME}
 
 
+@pytest.mark.deep
 def test_every_reader_is_reached_by_a_target_or_excused(tmp_path_factory: pytest.TempPathFactory) -> None:
     reached: set[str] = set()
     with reader_coverage.reaching(reached):

@@ -33,6 +33,7 @@ def test_a_module_that_no_test_imports_has_the_tests_of_those_that_import_it() -
     assert "tests/unit/core/scheduling/test_preemption.py" in files, "its package has this one too"
 
 
+@pytest.mark.deep
 def test_a_policy_has_its_cases_of_the_contract() -> None:
     las, search = (REPOSITORY.related(f"cotenant.policies.{name}") for name in ("las", "qos.search"))
     assert las.files[0] == "src/cotenant/policies/las.py"

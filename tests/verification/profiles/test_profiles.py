@@ -16,21 +16,18 @@ BUSY = 100, 140  # numbers of jobs that keep all GPUs busy
 
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
-    """Some busy days of the sample; all of it in the deep form."""
+    """All jobs of the sample; with `--deep` alone some busy days of it."""
     header, *rows = SAMPLE_PATH.read_text().splitlines()
     path = tmp_path / "jobs.csv"
     path.write_text("\n".join([header, *rows[amount(BUSY[0], deep=0) : amount(BUSY[1], deep=ALL_JOBS)], ""]))
     return str(path)
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "workload",
-    [
-        pytest.param(one, marks=() if one.profile == "paper:coda" else pytest.mark.deep, id=one.profile)
-        for one in WORKLOADS
-        if one.profile in ("paper:coda", "paper:xiao")
-    ],
+    [pytest.param(one, id=one.profile) for one in WORKLOADS if one.profile in ("paper:coda", "paper:xiao")],
 )
 def test_the_default_is_ahead_of_the_baselines_and_of_the_paper(workload: Workload, trace: str) -> None:
     found = ratios(workload, (PLAIN, workload.profile), [1], trace)

@@ -150,6 +150,7 @@ def test_a_curve_of_no_such_form_is_not_trusted(kind: str) -> None:
     assert false <= 1
 
 
+@pytest.mark.deep
 def test_a_fit_that_breaks_is_unsure_and_sure_again_once_the_new_curve_is_known() -> None:
     """The learning rate is cut at step 1,500: a loss of 0.4 was out of reach, and then is not."""
     points, sure = LossPoints(), {}

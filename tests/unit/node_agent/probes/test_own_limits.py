@@ -32,6 +32,7 @@ def reported(placement: Placement) -> list[tuple[str, str]]:
     return [(problem.check, problem.reason) for problem in inventory.problems]
 
 
+@pytest.mark.deep
 async def test_an_agent_at_its_limit_reports_it_stops_jobs_and_recovers(
     placement: Placement, agent_process: AgentProcess
 ) -> None:

@@ -153,6 +153,7 @@ def test_a_job_without_a_submission_time_counts_as_submitted_when_the_last_job_e
     assert undated == at_the_end != long_before
 
 
+@pytest.mark.deep
 def test_jobs_that_keep_surprising_are_unpredictable() -> None:
     policy, rng = LightgbmDuration(OPTIONS), np.random.default_rng(3)
     for number in range(400):
@@ -167,6 +168,7 @@ def test_jobs_that_keep_surprising_are_unpredictable() -> None:
     assert "surprise" in wild.source
 
 
+@pytest.mark.deep
 def test_the_same_jobs_make_the_same_model_and_the_same_estimates() -> None:
     one, other = LightgbmDuration(OPTIONS), LightgbmDuration(OPTIONS)
     assert lived(one, 400) == lived(other, 400)
@@ -188,6 +190,7 @@ def kept(policy: LightgbmDuration) -> dict[str, bytes]:
     return {name: content for name, content in policy.dump().items() if content}
 
 
+@pytest.mark.deep
 def test_a_restart_forgets_nothing() -> None:
     policy = LightgbmDuration(OPTIONS)
     lived(policy, 520)

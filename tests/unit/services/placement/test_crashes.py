@@ -209,6 +209,7 @@ async def test_all_faults_at_once_on_a_file_store(tmp_path: Path) -> None:
         await store.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("disturb", [kill_queue, kill_placement, kill_agents][amount(1, deep=0) :])
 async def test_services_and_agents_may_be_killed_during_resizes(
     disturb: Disturb, monkeypatch: pytest.MonkeyPatch

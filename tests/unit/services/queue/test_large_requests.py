@@ -83,6 +83,7 @@ async def test_slow_patterns_do_not_block_the_event_loop(mesh: Mesh) -> None:
     assert "progress.regex" in errors.from_error(refused.value).message
 
 
+@pytest.mark.deep
 async def test_pages_and_filters_do_not_block_the_event_loop(mesh: Mesh) -> None:
     lag = LoopLag()
     for _ in range(2):

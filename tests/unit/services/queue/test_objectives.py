@@ -99,6 +99,7 @@ async def test_a_waiting_job_is_at_risk_once_its_forecast_finish_is_late(mesh: M
     assert explained.job.objectives == explained.objectives
 
 
+@pytest.mark.deep
 async def test_the_tracker_forecasts_by_itself(mesh: Mesh) -> None:
     await busy(mesh, 1800)
     job_id = await mesh.submit(gpus=1, **timed(600, 1200))

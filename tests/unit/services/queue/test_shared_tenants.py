@@ -193,6 +193,7 @@ async def test_arrays_are_added_in_slices() -> None:
     assert min(pieces) < PIECE_SECONDS_MAX
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("settled")
 async def test_counting_waiting_jobs_holds_up_no_other_call() -> None:
     state = State()

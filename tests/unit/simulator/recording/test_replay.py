@@ -144,6 +144,7 @@ def test_a_recording_of_other_types_than_it_was_written_with_is_refused(tmp_path
         list(Recording(file).events())
 
 
+@pytest.mark.deep
 def test_any_changed_byte_is_caught(recorded: Path) -> None:
     if recorded.suffix == ".parquet":
         pytest.skip("some of its bytes mean nothing")
@@ -159,6 +160,7 @@ def test_any_changed_byte_is_caught(recorded: Path) -> None:
         assert "something went wrong inside" not in told.stderr, f"byte {at}: {told.stderr}"
 
 
+@pytest.mark.deep
 def test_any_changed_field_of_a_table_is_caught(recorded: Path) -> None:
     if recorded.suffix == ".jsonl":
         pytest.skip("has no fields")

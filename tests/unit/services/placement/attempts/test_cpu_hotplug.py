@@ -96,6 +96,7 @@ async def test_a_returned_core_is_allocated_once(mesh: Mesh) -> None:
     assert not cores_held(await mesh.job(first)) & cores_held(await mesh.job(second))
 
 
+@pytest.mark.deep
 async def test_a_job_without_cores_restarts_elsewhere_without_a_failure(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=1, cores=2)
     job_id = await mesh.submit(cores=2)

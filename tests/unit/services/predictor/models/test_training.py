@@ -39,6 +39,7 @@ class Pupil(History):
         self.adopted.append(model)
 
 
+@pytest.mark.deep
 async def test_training_runs_in_another_process_and_returns_its_result() -> None:
     pupil = Pupil("a", "b")
     trainer = Trainer({"pupil": pupil, "history": History()})
@@ -47,6 +48,7 @@ async def test_training_runs_in_another_process_and_returns_its_result() -> None
     assert pupil.adopted == ["A", "B"]
 
 
+@pytest.mark.deep
 async def test_a_failed_training_is_logged_and_others_continue() -> None:
     poor, good = Pupil("nonsense"), Pupil("a")
     with capture_logs() as logs:

@@ -228,6 +228,7 @@ async def test_a_page_of_large_arrays_stays_below_what_clients_accept(mesh: Mesh
     assert found == ids[::-1]
 
 
+@pytest.mark.deep
 async def test_the_largest_arrays_are_listed_in_slices() -> None:
     state = State()
     arrays = JobArrays(JobStore(MemoryStore(), state))
