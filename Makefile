@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes would each compile eve
 
 ARGS ?=
 # One run in several processes, scheduled by tests/support/scheduler.py.
-RUN := python -m tests.support.compile && pytest -q -r fER -n auto --dist loadgroup tests src
+RUN := python -m tests.support.compile && pytest -q -r fER --processes auto tests src
 
 .PHONY: help setup test durations verify fuzz chaos test-vm test-images test-api test-slurm test-slurm-clients test-typescript operations tests lint bench docs site reproduce demo clean
 

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.etcd_server import EtcdServer, etcd_binary
@@ -36,6 +35,7 @@ register_profiles()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--deep", action="store_true", help="run the tests marked `deep` too")
+    parser.addoption("--processes", metavar="N", help="run the tests in N processes; `auto`: a few more than cores")
     parser.addoption("--record-durations", action="store_true", help="record how long the test files take")
 
 
@@ -43,34 +43,30 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--record-durations"):
         from tests.support.durations import Recorder
 
-        config.pluginmanager.register(Recorder(config), "duration-recorder")
+        config.pluginmanager.register(Recorder(), "duration-recorder")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Return how many processes `-n auto` starts."""
-    from tests.support import scheduler
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run the tests in several processes, if `--processes` says so."""
+    asked = session.config.getoption("--processes")
+    if not asked or session.testsfailed or session.config.option.collectonly:
+        return None
+    from tests.support import processes, scheduler
 
-    return scheduler.processes(scheduler.cores())
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Return the scheduler by recorded durations, for `--dist loadgroup`."""
-    from tests.support.scheduler import DurationScheduling
-
-    return DurationScheduling(config, log) if config.getoption("dist") == "loadgroup" else None
+    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all processes
+    count = scheduler.processes(scheduler.cores()) if asked == "auto" else int(asked)
+    processes.Pool(session, count).run()
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out deep tests, group calm ones, which the scheduler runs alone, and retry those in quarantine once."""
+    """Leave out deep tests, and retry those in quarantine once."""
     if not config.getoption("--deep") and not is_deep():
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("deep")])
         items[:] = [item for item in items if not item.get_closest_marker("deep")]
     for item in items:
-        if item.get_closest_marker("calm"):
-            item.add_marker(pytest.mark.xdist_group("calm"))
         if item.nodeid in QUARANTINE:
             item.add_marker(pytest.mark.flaky(reruns=1))
 

@@ -121,7 +121,6 @@ CHECKS: tuple[Check, ...] = (
     command("buf format", "buf", "format", "--diff", "--exit-code"),
     breaking_changes,
     site,
-    command("collection", "pytest", "--collect-only", "-q", "tests", "src"),  # also caches modules
 )
 
 

@@ -50,7 +50,7 @@ for step in range(1, 100000):
     time.sleep(0.05)
 """
 
-pytestmark = pytest.mark.xdist_group("dashboard")
+pytestmark = pytest.mark.group("dashboard")
 
 
 class Http:

@@ -27,7 +27,7 @@ CHECKS = (
 EXAMPLES = os.environ.get("COTENANT_API_EXAMPLES", "2")  # per operation; `make test-api` has more
 SECONDS_MAX = 60.0
 
-pytestmark = pytest.mark.xdist_group("gateway")
+pytestmark = pytest.mark.group("gateway")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from cotenant.v1.job_pb2 import JOB_PHASE_QUEUED, JOB_PHASE_RUNNING, JOB_PHASE_S
 
 pytestmark = [
     pytest.mark.skipif(bool(missing_for_slurm()), reason=missing_for_slurm()),
-    pytest.mark.xdist_group("slurm"),
+    pytest.mark.group("slurm"),
 ]
 
 GPUS = 4  # of a node of Slurm

@@ -21,7 +21,7 @@ from cotenant.services.slurm.commands import SlurmCommands, SlurmRest
 
 pytestmark = [
     pytest.mark.skipif(bool(missing_for_slurm()), reason=missing_for_slurm() or "Slurm is there"),
-    pytest.mark.xdist_group("slurm-bridge"),
+    pytest.mark.group("slurm-bridge"),
 ]
 
 PHASES = {  # of ours, by state of Slurm

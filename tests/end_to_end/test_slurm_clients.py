@@ -16,7 +16,7 @@ PYTHON = str(CLIENTS / "python")
 LONG_SECONDS_MAX = 5 * SECONDS_MAX  # each starts interpreters that import much
 
 pytestmark = [
-    pytest.mark.xdist_group("slurm-clients"),
+    pytest.mark.group("slurm-clients"),
     pytest.mark.skipif(
         not (CLIENTS / "snakemake").exists(),
         reason="the programs are not installed; `make test-slurm-clients` installs them",

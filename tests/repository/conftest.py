@@ -36,9 +36,8 @@ def _ignored(directory: str, names: list[str]) -> set[str]:
 
 @contextmanager
 def made_once(factory: pytest.TempPathFactory, name: str) -> Iterator[tuple[Path, bool]]:
-    """Yield a directory that all workers share, and whether it is already made; the others wait meanwhile."""
-    own = factory.getbasetemp()
-    place = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+    """Yield a directory that all processes share, and whether it is already made; the others wait meanwhile."""
+    place = factory.getbasetemp() / name
     with place.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = place.with_suffix(".done")

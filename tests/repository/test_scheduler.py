@@ -5,122 +5,147 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 from tests.conftest import QUARANTINE
+from tests.support import scheduler
 from tests.support.durations import Duration, Durations, merged
 from tests.support.paths import ROOT
 
-scheduler = pytest.importorskip("tests.support.scheduler", reason="pytest-xdist is not installed")
-
 QUARANTINED_MAX = 5
-TESTS = [
-    *(f"tests/test_{file}.py::test_{number}[a@b]" for file in "abcdefgh" for number in range(1 + ord(file) % 4)),
-    *(f"tests/test_{file}.py::test_{number}@calm" for file in "yz" for number in range(3)),
-    *(f"tests/test_{file}.py::test_group@net" for file in "ab"),
+UNITS = [
+    *(f"tests/test_{file}.py" for file in "abcdefgh" for _ in range(1 + ord(file) % 4)),
+    *("calm" for _ in range(6)),
+    *("net" for _ in range(2)),
 ]
-
-
-@dataclass(eq=False)
-class Process:
-    """A process that runs tests, and begins each when it knows the next, as those of pytest-xdist do."""
-
-    name: str
-    queue: list[int] = field(default_factory=list)
-    shutting_down: bool = False
-
-    @property
-    def gateway(self) -> SimpleNamespace:
-        return SimpleNamespace(id=self.name)
-
-    def send_runtest_some(self, indices: list[int]) -> None:
-        assert not self.shutting_down
-        self.queue.extend(indices)
-
-    def shutdown(self) -> None:
-        self.shutting_down = True
-
-    @property
-    def running(self) -> str | None:
-        return TESTS[self.queue[0]] if self.queue and (len(self.queue) > 1 or self.shutting_down) else None
+FILES = [unit if unit.endswith(".py") else f"tests/test_{unit}.py" for unit in UNITS]
 
 
 class Run:
-    """A run of the tests in several processes, whose order is drawn by chance."""
+    """A run of the tests in several processes, whose order is drawn by chance.
 
-    def __init__(self, config: pytest.Config, processes: int, seed: int) -> None:
+    A process begins a test when it knows the next one, or that there is none, as those of `processes` do.
+    """
+
+    def __init__(self, processes: int, seed: int) -> None:
         self.chance = Random(seed)
-        self.scheduling = scheduler.DurationScheduling(config)
-        self.scheduling.numnodes = processes
-        self.processes: list[Process] = []
-        self.ran: list[str] = []
-        self.crashed: list[str] = []
-        for _ in range(processes):
-            self.start()
+        self.schedule = scheduler.Schedule(UNITS, FILES, Durations(), cores=2)
+        self.queues: dict[int, list[int]] = {}
+        self.asking: set[int] = set()
+        self.ran: list[int] = []
+        self.crashed: list[int] = []
+        for number in range(processes):
+            self.start(number)
 
-    def start(self) -> None:
-        process = Process(f"gw{len(self.processes) + len(self.crashed)}")
-        self.processes.append(process)
-        self.scheduling.add_node(process)
-        self.scheduling.add_node_collection(process, TESTS)
-        if self.scheduling.collection_is_completed:
-            self.scheduling.schedule()
+    def start(self, number: int) -> None:
+        self.queues[number] = []
+        self.schedule.start(number)
+        self.ask(number)
+
+    def ask(self, number: int) -> None:
+        tests = self.schedule.next(number)
+        (self.asking.add if tests is None else self.asking.discard)(number)
+        self.queues[number] += tests or ()
+        if tests is not None and not self.queues[number]:
+            self.remove(number)
+        elif tests is not None and len(self.queues[number]) == 1 and tests:
+            self.ask(number)
+
+    def remove(self, number: int) -> None:
+        del self.queues[number]
+        crashed = self.schedule.remove(number)
+        if crashed is not None:
+            self.crashed.append(crashed)
+            self.start(max(self.queues, default=number) + 1 + len(self.crashed))
+        for other in sorted(self.asking & self.queues.keys()):
+            self.ask(other)
+
+    def running(self) -> list[int]:
+        return [number for number, queue in self.queues.items() if queue and number not in self.asking]
 
     def steps(self) -> Iterator[list[str]]:
-        """Let one running test end after the other; yield those that run."""
-        while running := [process for process in self.processes if process.running]:
-            yield [str(process.running) for process in running]
-            ending = self.chance.choice([process for process in self.processes if process.running])
-            self.ran.append(str(ending.running))
-            self.scheduling.mark_test_complete(ending, ending.queue.pop(0))
-            self.remove_ended()
+        """Let one running test end after the other; yield the units of those that run."""
+        while running := self.running():
+            yield [UNITS[self.queues[number][0]] for number in running]
+            number = self.chance.choice(self.running())
+            test = self.queues[number].pop(0)
+            self.ran.append(test)
+            self.schedule.ended(number, test)
+            if not self.queues[number]:
+                self.remove(number)
+            elif len(self.queues[number]) == 1:
+                self.ask(number)
 
     def crash(self) -> None:
-        process = self.chance.choice([process for process in self.processes if process.running])
-        self.processes.remove(process)
-        crashed = self.scheduling.remove_node(process)
-        assert crashed == process.running
-        self.crashed.append(crashed)
-        self.start()
-
-    def remove_ended(self) -> None:
-        for process in [it for it in self.processes if it.shutting_down and not it.queue]:
-            self.processes.remove(process)
-            assert self.scheduling.remove_node(process) is None
-
-
-@pytest.fixture
-def config(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> pytest.Config:
-    monkeypatch.setattr("xdist.scheduler.loadscope.parse_tx_spec_config", lambda _: [])
-    return request.config
+        number = self.chance.choice(self.running())
+        self.asking.discard(number)
+        self.remove(number)
 
 
 @pytest.mark.parametrize("crashes", [0, 1, 3])
 @pytest.mark.parametrize("processes", [1, 2, 5, 40])
-def test_each_test_runs_once_and_calm_ones_alone_at_the_end(
-    config: pytest.Config, processes: int, crashes: int
-) -> None:
+def test_each_test_runs_once_and_calm_ones_alone_at_the_end(processes: int, crashes: int) -> None:
     for seed in range(20):
-        run = Run(config, processes, seed)
+        run = Run(processes, seed)
         for step, running in enumerate(run.steps()):
-            calm = [test for test in running if test.endswith("@calm")]
-            assert not calm or len(running) == 1
+            assert "calm" not in running or len(running) == 1
             if crashes and step % 7 == 3 and len(run.crashed) < crashes:
                 run.crash()
-        assert sorted(run.ran + run.crashed) == sorted(TESTS)
-        were_calm = [test.endswith("@calm") for test in run.ran]
+        assert sorted(run.ran + run.crashed) == list(range(len(UNITS)))
+        were_calm = [UNITS[test] == "calm" for test in run.ran]
         assert were_calm == sorted(were_calm)
-        assert run.scheduling.tests_finished
+        assert run.schedule.is_empty
 
 
-def test_a_group_runs_in_one_process(config: pytest.Config) -> None:
-    run = Run(config, 5, 1)
-    for running in run.steps():
-        assert sum(test.endswith("@net") for test in running) <= 1
+def test_a_group_runs_in_one_process() -> None:
+    for running in Run(5, 1).steps():
+        assert running.count("net") <= 1
+
+
+def test_processes_report_as_one_run_and_a_crash_is_a_failure(tmp_path: Path) -> None:
+    """Output, warnings and order of fixtures are those of a run in one process."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    for name, source in FILES_OF_A_RUN.items():
+        (tmp_path / f"test_{name}.py").write_text(source)
+    options = ("--processes", "3", "-p", "no:cacheprovider", "-p", "no:randomly", "-c", "/dev/null")
+    command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "2 failed, 5 passed, 1 warning" in done.stdout
+    assert "the process that ran this test ended with signal 9" in done.stdout
+    assert "what it printed" in done.stdout
+    assert "a doubtful thing" in done.stdout
+    assert (tmp_path / "log").read_text().split() == ["begin", "one", "two", "end"]
+
+
+CONFTEST = """
+from tests.conftest import pytest_addoption, pytest_runtestloop
+def pytest_configure(config):
+    config.addinivalue_line("markers", "group(name)")
+    config.addinivalue_line("markers", "calm")
+"""
+FILES_OF_A_RUN = {
+    "crashing": "import os, signal\ndef test_a(): os.kill(os.getpid(), signal.SIGKILL)\ndef test_b(): pass\n",
+    "failing": "def test_a():\n    print('what it printed')\n    assert False\n",
+    "warning": "import warnings\ndef test_a(): warnings.warn('a doubtful thing')\n",
+    "fixtures": """
+import os, pathlib, pytest
+LOG = pathlib.Path(__file__).with_name("log")
+def note(word):
+    with LOG.open("a") as log:
+        print(word, file=log)
+@pytest.fixture(scope="module")
+def thing():
+    note("begin")
+    yield
+    note("end")
+def test_one(thing): note("one")
+def test_two(thing): note("two")
+""",
+    "last": "import pytest\n@pytest.mark.calm\ndef test_a(): pass\n",
+}
 
 
 def test_unknown_files_take_as_long_as_they_have_tests() -> None:
@@ -156,19 +181,6 @@ def test_few_tests_are_in_quarantine_each_with_a_reason() -> None:
         file, _, test = name.partition("::")
         assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text()
         assert len(reason) > 20
-
-
-@pytest.mark.deep
-def test_installed_versions_put_a_tests_group_into_its_id(tmp_path: Path) -> None:
-    """Otherwise calm tests would run beside all others, and nothing would say so."""
-    file = tmp_path / "test_calm.py"
-    file.write_text("import pytest\n\n@pytest.mark.xdist_group('calm')\ndef test_it():\n    pass\n")
-    options = ("-n", "1", "--dist", "loadgroup", "-v", "-p", "no:cacheprovider", "--rootdir", str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(file)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-    assert "test_calm.py::test_it@calm" in done.stdout
 
 
 @pytest.mark.parametrize(("options", "count"), [((), 0), (("--deep",), 2), (("--hypothesis-profile", "deep"), 2)])

@@ -33,7 +33,7 @@ def main() -> int:
     files = [str(file.relative_to(ROOT)) for file in uncompiled(ROOT / "tests")]
     if sys.dont_write_bytecode or len(files) < FILES_MIN:
         return 0
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
     running = [
         subprocess.Popen([*command, *files[number :: cores()]], cwd=ROOT, stdout=subprocess.DEVNULL)
         for number in range(cores())

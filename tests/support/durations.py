@@ -66,8 +66,7 @@ class Durations:
 class Recorder:
     """A pytest plug-in that measures tests in the processes that run them, and writes the sums in the first process."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._is_worker = hasattr(config, "workerinput")
+    def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._cpu_seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -91,9 +90,8 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         """Replace the durations of the files that ran."""
-        if not self._is_worker:
-            ran = {file: Duration(seconds, self._cpu_seconds[file]) for file, seconds in self._seconds.items()}
-            Durations(merged(Durations.read().files, ran)).write()
+        ran = {file: Duration(seconds, self._cpu_seconds[file]) for file, seconds in self._seconds.items()}
+        Durations(merged(Durations.read().files, ran)).write()
 
 
 def merged(before: Mapping[str, Duration], ran: Mapping[str, Duration]) -> dict[str, Duration]:

@@ -24,8 +24,8 @@ START_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.01
 HEALTHY_SECONDS_MAX = 1.0
 V3 = {**os.environ, "ETCDCTL_API": "3"}
-PORTS, WORKERS = range(10_000, 32_000), 11  # below those that Linux hands out
-PORTS_EACH = len(PORTS) // WORKERS
+PORTS, PROCESSES = range(10_000, 32_000), 11  # below those that Linux hands out
+PORTS_EACH = len(PORTS) // PROCESSES
 QUICK_ELECTIONS = ("--heartbeat-interval=50", "--election-timeout=500")  # leases of 1 s too need it this short
 
 
@@ -53,8 +53,8 @@ def etcd_tool(name: str) -> str | None:
 
 def _ports() -> Iterator[int]:
     """Yield ports forever: others than the system hands out, and than other processes of the same test run."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
-    first, offset = PORTS.start + worker * PORTS_EACH, os.getpid() * 101
+    process = int(os.environ.get("COTENANT_TEST_PROCESS", "0")) % PROCESSES
+    first, offset = PORTS.start + process * PORTS_EACH, os.getpid() * 101
     return (first + (offset + number) % PORTS_EACH for number in count())
 
 

@@ -1,21 +1,17 @@
 """Schedules the tests of one pytest run on several processes, by recorded durations.
 
-A unit is the tests of a file, or of an `xdist_group`. The longest units start first, so that no long one is left at
-the end. As many processes as there are cores run units that compute; the others run units that mostly wait, so that
-waiting costs no time. Tests marked `calm` are one unit, which starts when all others have ended.
+A unit is the tests of a file, or of a `group`. The longest units start first, so that no long one is left at the end.
+As many processes as there are cores run units that compute; the others run units that mostly wait, so that waiting
+costs no time. Tests marked `calm` are one unit, which starts when all other processes have ended.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-import pytest
 from tests.support.durations import Duration, Durations
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
 CALM = "calm"
 WAITING_PER_CORE, WAITING_MAX = 1.5, 8  # processes in addition to one per core
@@ -35,17 +31,6 @@ def processes(cores: int) -> int:
     return cores + min(int(WAITING_PER_CORE * cores), WAITING_MAX)
 
 
-def unit_of(nodeid: str) -> str:
-    """Return the unit of a test: its group, which pytest-xdist appends to its id, or its file.
-
-    >>> unit_of("tests/test_a.py::test_b[c@d]"), unit_of("tests/test_a.py::test_b@calm")
-    ('tests/test_a.py', 'calm')
-    """
-    if nodeid.rfind("@") > max(nodeid.rfind("]"), nodeid.rfind("::")):
-        return nodeid.rpartition("@")[2]
-    return nodeid.partition("::")[0]
-
-
 def next_unit(waiting: Mapping[str, Duration], running: Iterable[Duration], cores: int) -> str:
     """Return the unit to start next: the longest of those that use what the running units leave idle.
 
@@ -58,83 +43,61 @@ def next_unit(waiting: Mapping[str, Duration], running: Iterable[Duration], core
     return max(fitting or waiting, key=lambda unit: waiting[unit].seconds)
 
 
-class DurationScheduling(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist ships no types
-    """Gives each process another unit when only one test of the unit before is left.
+class Schedule:
+    """Gives units of tests to processes, which ask for the next one before they begin the last test of the one before.
 
-    A process begins a test when it knows the next, or that there is none: until then it holds its last test.
+    A process needs to know the next test when it begins one, so that fixtures of modules end in time. `units` has the
+    unit of each test, by the test's number.
     """
 
-    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
-        super().__init__(config, log)
-        self.collection: list[str] | None = None
-        self._durations = Durations.read()
-        self._indices: dict[str, int] = {}
+    def __init__(self, units: Sequence[str], files: Sequence[str], durations: Durations, cores: int) -> None:
+        self._units, self._files, self._durations, self._cores = units, files, durations, cores
+        self._waiting: dict[str, list[int]] = {}
+        for number, unit in enumerate(units):
+            self._waiting.setdefault(unit, []).append(number)
+        self._left: dict[int, list[int]] = {}  # by process: its tests that have not ended, in their order
+        self._ending: set[int] = set()  # processes that end after the tests they have
 
-    def schedule(self) -> None:
-        """Assign units to all processes, once all have collected the same tests, and to each that replaces another."""
-        if self.collection is None:
-            if not self._check_nodes_have_same_collection():
-                return
-            self.collection = list(next(iter(self.registered_collections.values())))
-            self._indices = {nodeid: index for index, nodeid in enumerate(self.collection)}
-            for nodeid in self.collection:
-                self.workqueue.setdefault(unit_of(nodeid), {})[nodeid] = False
-        for node in self.nodes:
-            self._reschedule(node)
-        self._start_calm()
+    @property
+    def is_empty(self) -> bool:
+        """Whether no unit waits."""
+        return not self._waiting
 
-    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
-        """Note that a process has run a test, and start what waited for that."""
-        super().mark_test_complete(node, item_index, duration)
-        self._start_calm()
+    def start(self, worker: int) -> None:
+        """Add a process."""
+        self._left[worker] = []
 
-    def remove_node(self, node: WorkerController) -> str | None:
-        """Return the test in which a process crashed, or None; others run the rest of its units."""
-        units = self.assigned_work.pop(node)
-        left = [(unit, nodeid) for unit, tests in units.items() for nodeid, ended in tests.items() if not ended]
-        for unit, nodeid in left[1:]:
-            self.workqueue.setdefault(unit, {})[nodeid] = False
-        if left:
-            for other in self.nodes:
-                self._reschedule(other)
-        self._start_calm()
-        return left[0][1] if left else None
+    def next(self, worker: int) -> list[int] | None:
+        """Return the tests that a process runs next: none if it may end, None if it is to ask again after an end."""
+        if unit := self._next_unit(worker):
+            tests = self._waiting.pop(unit)
+            self._left[worker] += tests
+            return tests
+        if self._waiting and self._left.keys() - self._ending == {worker}:
+            return None
+        self._ending.add(worker)
+        return []
 
-    def _split_scope(self, nodeid: str) -> str:
-        return unit_of(nodeid)
+    def _next_unit(self, worker: int) -> str:
+        others = [left for other, left in self._left.items() if other != worker]
+        if waiting := {unit: self._duration(tests) for unit, tests in self._waiting.items() if unit != CALM}:
+            return next_unit(waiting, map(self._duration, filter(None, others)), self._cores)
+        return CALM if CALM in self._waiting and not others else ""
 
-    def _reschedule(self, node: WorkerController) -> None:
-        """Assign units to a process until two tests are pending; end it if there are none."""
-        while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= 1:
-            if self.workqueue.keys() - {CALM}:
-                self._assign_work_unit(node)
-            elif not self.workqueue or self._assignable() != [node]:
-                node.shutdown()
-            else:
-                return  # it will run the calm tests
+    def ended(self, worker: int, test: int) -> None:
+        """Note that a test has ended."""
+        self._left[worker].remove(test)
 
-    def _start_calm(self) -> None:
-        """Assign the unit of calm tests if one process is left and all others have run their tests."""
-        assignable = self._assignable()
-        if self.workqueue.keys() != {CALM} or len(assignable) != 1:
-            return
-        if not any(self._pending_of(units) for node, units in self.assigned_work.items() if node is not assignable[0]):
-            self._assign_work_unit(assignable[0])
+    def remove(self, worker: int) -> int | None:
+        """Remove a process that has ended, and return the test in which it crashed, or None; others run its others."""
+        left = self._left.pop(worker)
+        self._ending.discard(worker)
+        for number in left[1:]:
+            self._waiting.setdefault(self._units[number], []).append(number)
+        return left[0] if left else None
 
-    def _assignable(self) -> list[WorkerController]:
-        return [node for node in self.nodes if not node.shutting_down]
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        others = [units for other, units in self.assigned_work.items() if other is not node]
-        running = [self._duration(tests) for units in others for tests in units.values() if not all(tests.values())]
-        waiting = {unit: self._duration(tests) for unit, tests in self.workqueue.items() if unit != CALM}
-        unit = next_unit(waiting, running, cores()) if waiting else CALM
-        tests = self.workqueue.pop(unit)
-        self.assigned_work[node].setdefault(unit, {}).update(tests)
-        node.send_runtest_some([self._indices[nodeid] for nodeid in tests])
-
-    def _duration(self, tests: Iterable[str]) -> Duration:
-        """Return the recorded duration of a unit, whose tests may be those of several files."""
-        counts = Counter(nodeid.partition("::")[0] for nodeid in tests)
+    def _duration(self, tests: Iterable[int]) -> Duration:
+        """Return the recorded duration of tests, which may be those of several files."""
+        counts = Counter(self._files[number] for number in tests)
         files = [self._durations.of(file, count) for file, count in counts.items()]
         return Duration(sum(it.seconds for it in files), sum(it.cpu_seconds for it in files))
