@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -120,6 +122,21 @@ def test_processes_report_as_one_run_and_a_crash_is_a_failure(tmp_path: Path) ->
     assert (tmp_path / "log").read_text().split() == ["begin", "one", "two", "end"]
 
 
+def test_a_run_that_is_given_up_tears_its_fixtures_down(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_fixtures.py").write_text(FILES_OF_A_RUN["fixtures"].replace('note("two")', "time.sleep(100)"))
+    options = ("--processes", "2", "-p", "no:cacheprovider", "-c", "/dev/null")
+    command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        log = tmp_path / "log"
+        while not (log.exists() and "one" in log.read_text()):
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        out, _ = run.communicate(timeout=60)
+    assert run.returncode == 2, out
+    assert log.read_text().split() == ["begin", "one", "end"]
+
+
 CONFTEST = """
 from tests.conftest import pytest_addoption, pytest_runtestloop
 def pytest_configure(config):
@@ -131,7 +148,7 @@ FILES_OF_A_RUN = {
     "failing": "def test_a():\n    print('what it printed')\n    assert False\n",
     "warning": "import warnings\ndef test_a(): warnings.warn('a doubtful thing')\n",
     "fixtures": """
-import os, pathlib, pytest
+import os, pathlib, pytest, time
 LOG = pathlib.Path(__file__).with_name("log")
 def note(word):
     with LOG.open("a") as log:

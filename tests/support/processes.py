@@ -11,8 +11,10 @@ a failure of the test that it ran, and is replaced.
 from __future__ import annotations
 
 import os
+import signal
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection, get_context
@@ -79,13 +81,26 @@ def run_tests(session: pytest.Session, line: Connection, number: int) -> None:
         tests: list[int] = line.recv()
         return tests
 
-    waiting = more()
-    while waiting:
-        test = waiting.pop(0)
-        waiting = waiting or more()
-        following = session.items[waiting[0]] if waiting else None
-        config.hook.pytest_runtest_protocol(item=session.items[test], nextitem=following)
-        line.send((ENDED, test))
+    with suppress(KeyboardInterrupt), _fixtures_torn_down(session):
+        waiting = more()
+        while waiting:
+            test = waiting.pop(0)
+            waiting = waiting or more()
+            following = session.items[waiting[0]] if waiting else None
+            config.hook.pytest_runtest_protocol(item=session.items[test], nextitem=following)
+            line.send((ENDED, test))
+
+
+@contextmanager
+def _fixtures_torn_down(session: pytest.Session) -> Iterator[None]:
+    """End the servers of fixtures, also if the run is given up: the first process sends SIGTERM then."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for one in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(one, signal.SIG_IGN)
+        session._setupstate.teardown_exact(None)  # pytest has no public way
 
 
 def _capture_anew(config: pytest.Config) -> None:
@@ -183,8 +198,8 @@ class Pool:
             self._answer(other)
 
     def _crash(self, item: pytest.Item, status: int | None) -> pytest.TestReport:
-        signal = f"signal {-status}" if status and status < 0 else f"status {status}"
-        why = f"the process that ran this test ended with {signal}"
+        how = f"signal {-status}" if status and status < 0 else f"status {status}"
+        why = f"the process that ran this test ended with {how}"
         return pytest.TestReport(item.nodeid, item.location, {}, "failed", why, "call")
 
     def _show(self, reports: list[pytest.TestReport]) -> None:

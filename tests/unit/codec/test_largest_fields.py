@@ -57,9 +57,9 @@ def test_no_message_takes_long() -> None:
     """4 MiB of the smallest fields, and of messages in messages; others are as large as a server reads."""
     nested = b"\x0a\x00" * 2**21
     for data in (b"\x08\x01" * 2**21, nested, b"\x0a" + b"\xfe\xff\xff\x01" + nested[: 2**22 - 130]):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         found = largest_fields(pb.CreateJobRequest.DESCRIPTOR, data)
-        assert time.perf_counter() - begin < 0.1
+        assert time.thread_time() - begin < 0.1
         assert all(not one.complete for one in found)
 
 

@@ -31,7 +31,7 @@ SETTINGS = {
 }
 WALL_FACTOR = 12  # a busy machine gives a process little CPU time
 COMMAND = (
-    *(sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "--tb", "no", "--no-header", "--timeout", "0"),
+    *(sys.executable, "-m", "pytest", "-q", "-x", "--tb", "no", "--no-header", "--timeout", "0"),
     *("-p", mutated_module.__name__, "-p", "no:cacheprovider", "--hypothesis-profile", "mutation"),
 )
 
