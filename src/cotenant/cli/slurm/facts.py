@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from cotenant.cli.slurm import sizes, times
+from cotenant.cli.slurm.conventions import COMMENT, KILL_WAIT_SECONDS, TERMINATE
 from cotenant.cli.slurm.job_ids import shown_id
-from cotenant.cli.slurm.job_spec import COMMENT, KILL_WAIT_SECONDS, TERMINATE
 from cotenant.cli.slurm.nodes import compressed
 from cotenant.cli.slurm.states import ENDED_PHASES, PENDING, reason_of, state_of
 from cotenant.codec.times import seconds

@@ -13,6 +13,7 @@ from cotenant.cli.jobs.submit_directory import find_directory
 from cotenant.cli.outcome import is_text
 from cotenant.cli.quick_table import JOB, SUBMIT_VARIABLES
 from cotenant.cli.slurm import patterns, times
+from cotenant.cli.slurm.conventions import COMMENT, KILL_WAIT_SECONDS, QUEUE, TERMINATE
 from cotenant.cli.slurm.job_ids import read_id
 from cotenant.cli.slurm.options import Given
 from cotenant.cli.slurm.outcome import SlurmError
@@ -21,13 +22,8 @@ from cotenant.codec.times import duration, timestamp
 from cotenant.core.model.priority import CLASSES
 from cotenant.v1 import job_pb2 as pb
 
-KILL_WAIT_SECONDS = 30  # between the signal at the time limit and the kill, as Slurm's KillWait
 SIGNAL_SECONDS_DEFAULT = 60
-TERMINATE = "SIGTERM"
-QUEUE = "default"
-COMMENT = "comment"  # the label that keeps `--comment`
 SHELL = "/bin/sh"
-BATCH_ARGUMENTS = 10  # of batch.sh before the script's own: sh -c TEXT NAME, then its eight
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_SESSION = frozenset(  # they describe the shell, its terminal and its machine, not the work
@@ -39,8 +35,8 @@ _OF_SESSION = frozenset(  # they describe the shell, its terminal and its machin
     }
 )
 _OF_SESSION_PREFIXES = ("COTENANT_", "SLURM", "SBATCH_", "DBUS_", "SSH_", "XDG_", "TMUX", "STY")
-_SIGNAL = re.compile(r"(?:([RB]+):)?(?:SIG)?([A-Z0-9]+)(?:@(\d{1,6}))?", re.IGNORECASE)
-_DEPENDENCY = re.compile(r"(afterok|afterany|afternotok|after|aftercorr):([\w:+]+)|(singleton)", re.IGNORECASE)
+_SIGNAL = r"(?i)(?:([RB]+):)?(?:SIG)?([A-Z0-9]+)(?:@(\d{1,6}))?"
+_DEPENDENCY = r"(?i)(afterok|afterany|afternotok|after|aftercorr):([\w:+]+)|(singleton)"
 _CONDITIONS = {
     "afterok": pb.DEPENDENCY_CONDITION_AFTER_OK,
     "afterany": pb.DEPENDENCY_CONDITION_AFTER,
@@ -148,7 +144,7 @@ def read_signal(text: str) -> EarlySignal:
     """
     import signal  # few jobs have one
 
-    match = _SIGNAL.fullmatch(text)
+    match = re.fullmatch(_SIGNAL, text)
     if not match:
         raise ValueError(text)
     name = match[2].upper()
@@ -213,7 +209,7 @@ def _set_dependencies(spec: pb.JobSpec, values: Values) -> bool:
         if "?" in text:
             raise SlurmError("? would start it after any of several jobs; here all of its dependencies must hold")
         for part in filter(None, text.split(",")):
-            match = _DEPENDENCY.fullmatch(part)
+            match = re.fullmatch(_DEPENDENCY, part)
             if not match:
                 raise ValueError(text)
             singleton |= bool(match[3])

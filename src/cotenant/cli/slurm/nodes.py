@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from cotenant.v1 import node_service_pb2 as pb
+if TYPE_CHECKING:
+    from cotenant.v1.node_service_pb2 import Node
 
-_NUMBERED = re.compile(r"(.*?)(\d+)")
+_NUMBERED = r"(.*?)(\d+)"
 
 
 def compressed(names: Iterable[str]) -> str:
@@ -19,7 +21,7 @@ def compressed(names: Iterable[str]) -> str:
     groups: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for name in dict.fromkeys(names):
-        match = _NUMBERED.fullmatch(name)
+        match = re.fullmatch(_NUMBERED, name)
         if match:
             padded = len(match[2]) if match[2].startswith("0") and match[2] != "0" else 0
             groups.setdefault((match[1], padded), []).append(int(match[2]))
@@ -64,8 +66,10 @@ _COMPACT = {"idle": "idle", "mixed": "mix", "allocated": "alloc", "draining": "d
             "down": "down", "down*": "down*", "unknown": "unk"}  # fmt: skip
 
 
-def state_of(node: pb.Node) -> str:
+def state_of(node: Node) -> str:
     """Return the state of a node."""
+    from cotenant.v1 import node_service_pb2 as pb  # lists of jobs use this module, too, and need no messages of nodes
+
     used = node.used_cores > 0 or node.used_gpu_milli > 0
     if node.state in (pb.NODE_STATE_CORDONED, pb.NODE_STATE_DRAINING):
         return "draining" if used else "drained"

@@ -10,10 +10,10 @@ from typing import Any
 from cotenant.cli.connection import Mesh
 from cotenant.cli.outcome import CommandError
 from cotenant.cli.slurm import patterns, sizes, times
+from cotenant.cli.slurm.conventions import BATCH_ARGUMENTS, QUEUE
 from cotenant.cli.slurm.facts import NONE, Facts
 from cotenant.cli.slurm.finding import call, find_one, in_order, list_jobs
 from cotenant.cli.slurm.job_ids import read_ids
-from cotenant.cli.slurm.job_spec import BATCH_ARGUMENTS, QUEUE
 from cotenant.cli.slurm.nodes import compressed, expanded
 from cotenant.cli.slurm.nodes import state_of as state_of_node
 from cotenant.cli.slurm.outcome import FAILED, SlurmError, of_mesh

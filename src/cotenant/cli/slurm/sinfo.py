@@ -9,8 +9,8 @@ from typing import NamedTuple
 from cotenant.cli.connection import Mesh
 from cotenant.cli.slurm import times
 from cotenant.cli.slurm.arguments import read
+from cotenant.cli.slurm.conventions import QUEUE
 from cotenant.cli.slurm.finding import PAGE_SIZE, call
-from cotenant.cli.slurm.job_spec import QUEUE
 from cotenant.cli.slurm.nodes import compact, compressed, state_of
 from cotenant.cli.slurm.outcome import SlurmError
 from cotenant.cli.slurm.table import Column, lines, read_format, read_long_format

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_SIZE = re.compile(r"(?a)(\d{1,12})([KMGT]?)B?", re.IGNORECASE)
+_SIZE = r"(?ai)(\d{1,12})([KMGT]?)B?"
 _FACTORS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "": 1 << 20}
-_COUNT = re.compile(r"(?a)\d{1,9}")
-_GPUS = re.compile(r"(?a)(?:([A-Za-z][\w.-]*)[:=])?(\d{1,9})|([A-Za-z][\w.-]*)")
+_COUNT = r"(?a)\d{1,9}"
+_GPUS = r"(?a)(?:([A-Za-z][\w.-]*)[:=])?(\d{1,9})|([A-Za-z][\w.-]*)"
 GPU = "gpu"
 
 
@@ -25,7 +25,7 @@ def read_count(text: str) -> int:
     Raises:
         ValueError: the text is none.
     """
-    if not _COUNT.fullmatch(text) or not int(text):
+    if not re.fullmatch(_COUNT, text) or not int(text):
         raise ValueError(text)
     return int(text)
 
@@ -39,7 +39,7 @@ def read_bytes(text: str) -> int:
     Raises:
         ValueError: the text is none.
     """
-    match = _SIZE.fullmatch(text)
+    match = re.fullmatch(_SIZE, text)
     if not match:
         raise ValueError(text)
     return int(match[1]) * _FACTORS[match[2].upper()]
@@ -67,7 +67,7 @@ def read_gpus(text: str) -> Gpus:
     Raises:
         ValueError: the text is none, or names several types.
     """
-    match = _GPUS.fullmatch(text)
+    match = re.fullmatch(_GPUS, text)
     if not match:
         raise ValueError(text)
     return Gpus(1, match[3]) if match[3] else Gpus(int(match[2]), match[1] or "")

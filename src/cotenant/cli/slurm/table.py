@@ -10,7 +10,7 @@ from cotenant.cli.slurm.outcome import SlurmError
 
 T = TypeVar("T")
 _FIELD = re.compile(r"%(\.?)(\d*)([A-Za-z])")
-_LONG = re.compile(r"([A-Za-z_-]+)(?::(\.?)(-?)(\d*)(.*))?", re.DOTALL)
+_LONG = r"(?s)([A-Za-z_-]+)(?::(\.?)(-?)(\d*)(.*))?"
 LONG_WIDTH = 20
 
 
@@ -60,7 +60,7 @@ def read_long_format(text: str, columns: Mapping[str, Column[T]], kind: str) -> 
     """
     cells = []
     for part in filter(None, text.split(",")):
-        match = _LONG.fullmatch(part)
+        match = re.fullmatch(_LONG, part)
         found = columns.get(match[1].lower().replace("-", "").replace("_", "")) if match else None
         if not match or found is None:
             raise SlurmError(f"Invalid {kind} format specification: {part}")

@@ -10,14 +10,12 @@ UNLIMITED = ("UNLIMITED", "INFINITE", "-1")
 NONE = "N/A"
 UNKNOWN = "Unknown"
 MINUTE, HOUR, DAY = 60, 3600, 86_400
-_LIMIT = re.compile(
-    r"(?a)(?:(\d{1,6})-(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?|(\d{1,9})(?::(\d{1,6}))?(?::(\d{1,6}))?)"
-)
+_LIMIT = r"(?a)(?:(\d{1,6})-(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?|(\d{1,9})(?::(\d{1,6}))?(?::(\d{1,6}))?)"
 _UNITS = {"s": 1, "m": MINUTE, "h": HOUR, "d": DAY, "w": 7 * DAY}
-_FROM_NOW = re.compile(r"(?a)now(?:\+(\d{1,9})(s|m|h|d|w)?[a-z]*)?", re.IGNORECASE)
+_FROM_NOW = r"(?ai)now(?:\+(\d{1,9})(s|m|h|d|w)?[a-z]*)?"
 _NAMED_HOURS = {"midnight": 0, "noon": 12, "fika": 15, "teatime": 16}
 _DAYS = {"today": 0, "tomorrow": 1}
-_CLOCK = re.compile(r"(?a)(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(am|pm)?", re.IGNORECASE)
+_CLOCK = r"(?ai)(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(am|pm)?"
 _DATES = ("%Y-%m-%d", "%m%d%y", "%m/%d/%y", "%m.%d.%y", "%m/%d", "%m.%d")
 _CLOCKS = ("", "T%H:%M", "T%H:%M:%S")
 
@@ -33,7 +31,7 @@ def read_limit(text: str) -> int | None:
     """
     if text.upper() in UNLIMITED:
         return None
-    match = _LIMIT.fullmatch(text.strip())
+    match = re.fullmatch(_LIMIT, text.strip())
     if not match:
         raise ValueError(text)
     days, hours, minutes, seconds, first, second, third = (int(part) if part else None for part in match.groups())
@@ -85,7 +83,7 @@ def read_moment(text: str, now: float) -> float:
         ValueError: the text is not a moment.
     """
     text = text.strip()
-    if match := _FROM_NOW.fullmatch(text):
+    if match := re.fullmatch(_FROM_NOW, text):
         return now + int(match[1] or 0) * _UNITS[(match[2] or "s").lower()]
     today = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)
     for date in _DATES:
@@ -110,7 +108,7 @@ def _at_clock(text: str, today: datetime, now: float) -> float:
     hour = " ".join(words)
     if day and not hour:
         return max(now, _at(today + timedelta(days=_DAYS[day])))
-    match = _CLOCK.fullmatch(hour)
+    match = re.fullmatch(_CLOCK, hour)
     if hour in _NAMED_HOURS:
         found = today.replace(hour=_NAMED_HOURS[hour])
     elif match:
