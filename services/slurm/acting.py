@@ -73,13 +73,18 @@ class CoreTable:
     """Learns cores from runs, and keeps the table that the script in slurmctld reads."""
 
     def __init__(self, config: ActConfig) -> None:
-        self.problem: ProcessProblem | None = None
         self.choices: Sequence[CoreChoice] = ()
+        self._problems: dict[Path, ProcessProblem] = {}
         self._config = config
         self._history, self._unsaved = _loaded(config.history), False
         self._written: tuple[Sequence[CoreChoice], TableRules] | None = None
         self._written_seconds = float("-inf")
         self._said: set[str] = set()
+
+    @property
+    def problem(self) -> ProcessProblem | None:
+        """Why a file could not be written."""
+        return next(iter(self._problems.values()), None)
 
     def ended(self, jobs: Sequence[SlurmJob], picture: Picture) -> None:
         """Learn from jobs that ended."""
@@ -98,7 +103,7 @@ class CoreTable:
         if (self.choices, rules) != self._written or not 0 <= now - self._written_seconds < TABLE_SECONDS:
             text = table_text(self.choices, rules, now)
             if await self._write(self._config.table, text, TABLE_MODE):
-                self._written, self._written_seconds, self.problem = (self.choices, rules), now, None
+                self._written, self._written_seconds = (self.choices, rules), now
 
     def _say_new(self) -> None:
         for line in map(str, self.choices):
@@ -111,10 +116,12 @@ class CoreTable:
             await asyncio.to_thread(replace_file, path, text, mode)
         except OSError as error:
             what = f"cannot write {path}: {(error.strerror or str(error)).lower()}"
-            if self.problem is None:
+            if path not in self._problems:
                 log.warning("slurm_cores_not_written", error=what)
-            self.problem = ProcessProblem(what, "make its folder writable for the bridge, or choose another table")
+            remedy = "make its folder writable for the bridge, or choose another with --cores-table or --state-dir"
+            self._problems[path] = ProcessProblem(what, remedy)
             return False
+        self._problems.pop(path, None)
         return True
 
     async def withdraw(self) -> None:
