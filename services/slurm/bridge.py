@@ -17,6 +17,7 @@ from cotenant.rpc.connections import ProcessProblem
 from cotenant.rpc.policy_service import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.rpc.task_cancellation import cancel_and_wait
+from cotenant.services.slurm.acting import ActConfig, Acting
 from cotenant.services.slurm.api.cluster import NodeServicer, TenantServicer
 from cotenant.services.slurm.api.jobs import ArrayServicer, ContentionServicer, JobServicer, ScheduleServicer
 from cotenant.services.slurm.api.refusing import refusing
@@ -47,16 +48,18 @@ from cotenant.v1 import (
 
 PLACEMENT = "cotenant.placement_policies"
 ALLOCATORS = "cotenant.cpu_allocators"
+QUEUES = "cotenant.queue_policies"
 
 
 @dataclass(frozen=True, slots=True)
 class BridgeConfig:
-    """How the bridge reads Slurm, and the policies by which it forecasts."""
+    """How the bridge reads Slurm, the policies by which it forecasts, and what it changes."""
 
     slurm: SlurmCommands = field(default_factory=SlurmCommands)
     interval_seconds: float = INTERVAL_SECONDS
     placement: str = "consolidate"
     allocator: str = "proportional"
+    acts: ActConfig = field(default_factory=ActConfig)
 
 
 class Unserved:
@@ -82,6 +85,8 @@ class Bridge:
         )
         self.watch = ClusterWatch(config.slurm, config.interval_seconds, self._ended)
         self.start_times = StartTimes(self.watch, self.predictions, placement)
+        order = plugins.load(QUEUES, config.acts.policy)
+        self.acting = Acting(config.acts, config.slurm, self.watch, self.start_times, order)
         self._tasks: list[asyncio.Task[None]] = []
         server.watch_problems(self.problems)
         job_parts = self.watch, self.predictions, self.start_times, allocator
@@ -100,29 +105,37 @@ class Bridge:
         self._tasks = [
             asyncio.create_task(self.watch.run(), name="slurm-watch"),
             asyncio.create_task(self._predict(), name="slurm-predictions"),
+            asyncio.create_task(self._act(), name="slurm-acts"),
         ]
 
     async def close(self) -> None:
         """End all tasks, and send what the predictor has not learned yet."""
         await cancel_and_wait(*self._tasks)
+        await self.acting.close()
         await self.predictions.send()
 
     def problems(self) -> Sequence[ProcessProblem]:
-        """Return that Slurm does not answer, and the age of what is shown."""
+        """Return that Slurm does not answer, and the age of what is shown; else why an act has no effect."""
         problem, age = self.watch.trouble(time.time())
         if not problem:
-            return ()
+            return self.acting.problems()
         shown = f"; what is shown is {about(age)} old" if self.watch.picture.taken_seconds else ""
         return (ProcessProblem(f"{problem}{shown}", "start slurmctld, or look at its log"),)
 
     def _ended(self, jobs: Sequence[SlurmJob]) -> None:
         self.predictions.ended(jobs, self.watch.picture, time.time())
+        self.acting.ended(jobs, self.watch.picture)
 
     async def _predict(self) -> None:
         while True:
             await self.watch.changed()
             await self.predictions.send()
             await self.predictions.renew(self.watch.picture)
+
+    async def _act(self) -> None:
+        while True:
+            await self.watch.changed()
+            await self.acting.renew()
 
 
 def _add_refusing(server: Server, module: Any, generated: Any, base: type[Any], *parts: object) -> None:

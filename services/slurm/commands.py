@@ -16,11 +16,20 @@ from cotenant.services.slurm.records import Reading
 TIMEOUT_SECONDS = 20.0
 OUTPUT_BYTES_MAX = 512 * 1024 * 1024
 REST_VERSIONS = ("v0.0.43", "v0.0.42", "v0.0.41", "v0.0.40", "v0.0.39", "v0.0.38")
+AWAY_WORDS = ("did not answer", "cannot run", "contact", "connect", "timed out", "send failed", "communication")
 ID = re.compile(r"\d{1,10}(?:_\d{1,10}|\+\d{1,10})?")
 
 
 class SlurmAway(Exception):
     """Slurm did not answer, or not in time; the message says what was asked and what happened."""
+
+
+class SlurmRefused(Exception):
+    """Slurm refused a change; the message says which and why. `denied`: the caller may not make it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.denied = "denied" in message.lower() or "permission" in message.lower()
 
 
 async def run(*command: str, timeout_seconds: float = TIMEOUT_SECONDS) -> bytes:
@@ -81,6 +90,29 @@ class SlurmCommands:
         text = (await self._run("scontrol", "show", "config")).decode(errors="replace")
         pairs = (line.partition("=") for line in text.splitlines())
         return {name.strip(): value.strip() for name, separator, value in pairs if separator}
+
+    async def partitions(self) -> str:
+        """Return the partitions, one a line; raises as `jobs` does."""
+        return (await self._run("scontrol", "--oneliner", "show", "partition")).decode(errors="replace")
+
+    async def site_factors(self) -> Mapping[str, int]:
+        """Return the SiteFactor of each pending job by its id, that of an array by the array's; raises as `jobs`."""
+        return site_factors_of((await self._run("sprio", "--noheader", "--format=%i %S")).decode(errors="replace"))
+
+    async def set_site_factor(self, job_id: str, factor: int, timeout_seconds: float = 5.0) -> None:
+        """Set the SiteFactor of a pending job or array.
+
+        Raises:
+            SlurmRefused: Slurm does not let us, such as for a job that ended in between.
+            SlurmAway: it does not answer.
+        """
+        try:
+            command = ("scontrol", "update", f"JobId={job_id}", f"SiteFactor={factor}")
+            await run(*command, timeout_seconds=min(timeout_seconds, self._timeout_seconds))
+        except SlurmAway as error:
+            if any(word in str(error).lower() for word in AWAY_WORDS):
+                raise
+            raise SlurmRefused(f"job {job_id}: {error}") from None
 
     async def job(self, job_id: str) -> Mapping[str, str]:
         """Return what `scontrol show job` says of one job; empty if it does not know it."""
@@ -164,6 +196,16 @@ def pairs_of(text: str) -> Mapping[str, str]:
     for name, value in re.findall(r"(?:^|\s)([A-Z][\w/:]*)=(\S*)", text):
         found.setdefault(name, value)
     return found
+
+
+def site_factors_of(text: str) -> dict[str, int]:
+    """Return the SiteFactors in the lines of `sprio`.
+
+    >>> site_factors_of("17 500\\n18_[3-5] -2\\n19+0 0\\nUnable to read")
+    {'17': 500, '18': -2, '19+0': 0}
+    """
+    found = re.findall(r"^\s*(\d{1,10}(?:\+\d{1,10})?)(?:_\S*)?\s+(-?\d{1,10})\s*$", text, re.MULTILINE)
+    return {job: int(factor) for job, factor in found}
 
 
 def allocates_memory(configuration: Mapping[str, str]) -> bool:

@@ -237,6 +237,7 @@ def _job(fields: Fields, job_id: str, problems: dict[str, None], task: int | Non
         het=count(fields.get("het_job_id")),
         name=word(fields.get("name")),
         user=word(fields.get("user_name")) or str(count(fields.get("user_id"))),
+        user_id=None if number(fields.get("user_id")) is None else count(fields.get("user_id")),
         account=word(fields.get("account")),
         qos=word(fields.get("qos")),
         partitions=words(fields.get("partition")),
@@ -262,6 +263,7 @@ def _job(fields: Fields, job_id: str, problems: dict[str, None], task: int | Non
         placed=tuple(_placed(fields, problems)),
         command=word(fields.get("command")),
         directory=word(fields.get("current_working_directory")),
+        admin_comment=word(fields.get("admin_comment")),
     )
 
 

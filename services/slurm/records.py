@@ -78,6 +78,7 @@ class SlurmJob:
     het: int = 0
     name: str = ""
     user: str = ""
+    user_id: int | None = None
     account: str = ""
     qos: str = ""
     partitions: tuple[str, ...] = ()
@@ -108,6 +109,7 @@ class SlurmJob:
     placed: tuple[Placed, ...] = ()
     command: str = ""
     directory: str = ""
+    admin_comment: str = ""
 
     @property
     def waits(self) -> bool:

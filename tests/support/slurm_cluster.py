@@ -95,10 +95,18 @@ class SlurmCluster:
         cgroups: Whether steps are confined by control groups (v1) to real cores; else nodes declare 16 cores, and
             processes are tracked by parentage.
         more: Lines for slurm.conf.
+        lua: The script job_submit.lua, with @RUN@ for the folder.
     """
 
     def __init__(
-        self, directory: Path, nodes: int = 2, *, gpus: int = 4, cgroups: bool = False, more: Sequence[str] = ()
+        self,
+        directory: Path,
+        nodes: int = 2,
+        *,
+        gpus: int = 4,
+        cgroups: bool = False,
+        more: Sequence[str] = (),
+        lua: str = "",
     ) -> None:
         self.directory = directory
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
@@ -122,10 +130,12 @@ class SlurmCluster:
             ports=",".join(map(str, ports)),
             node=f"CPUs={len(cores)} CoresPerSocket={len(cores)} RealMemory=8000" if cgroups else DECLARED_NODE,
             gpus=gpus,
-            more="\n".join(more),
+            more="\n".join((*more, *(("JobSubmitPlugins=lua",) if lua else ()))),
         )
         (directory / "slurm.conf").write_text(config)
         (directory / "cgroup.conf").write_text(CGROUP_CONFIG)
+        if lua:
+            (directory / "job_submit.lua").write_text(lua.replace("@RUN@", str(directory)))
         files = f"File={directory}/dev/nvidia[0-{gpus - 1}]"
         (directory / "gres.conf").write_text(
             f"AutoDetect=off\nNodeName=n[1-{nodes}] Name=gpu Type=a100 {files}\n" if gpus else ""
@@ -226,11 +236,11 @@ class SlurmCluster:
 
 @contextmanager
 def slurm_cluster(
-    nodes: int = 2, *, gpus: int = 4, cgroups: bool = False, more: Sequence[str] = ()
+    nodes: int = 2, *, gpus: int = 4, cgroups: bool = False, more: Sequence[str] = (), lua: str = ""
 ) -> Iterator[SlurmCluster]:
     """Start a Slurm in a new folder with a short path, and end it."""
     with _alone(cgroups), tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
-        cluster = SlurmCluster(Path(folder), nodes, gpus=gpus, cgroups=cgroups, more=more)
+        cluster = SlurmCluster(Path(folder), nodes, gpus=gpus, cgroups=cgroups, more=more, lua=lua)
         try:
             cluster.start()
             yield cluster

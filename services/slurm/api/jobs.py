@@ -50,6 +50,7 @@ from cotenant.v1 import job_service_pb2 as pb
 
 DELAY_SECONDS_MIN = 1.0  # smaller delays are not reported
 NODES_NAMED_MAX = 8
+CHANGED = "cotenant: "  # how the comment begins that says what was changed at submission
 
 Key = tuple[float, float, str]
 KEY_LENGTH = 3
@@ -143,6 +144,8 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
             await self._explain_wait(job, answers, answer, now)
         else:
             answer.summary = f"{phase_of(job)}: {message.phase_reason or f'Slurm says {job.state.lower()}'}"
+        if job.admin_comment.startswith(CHANGED):
+            answer.summary += f"; {job.admin_comment}"
         return answer
 
     async def _explain_wait(self, job: SlurmJob, answers: Answers, answer: pb.ExplainJobResponse, now: float) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from tests.unit.services.slurm.pictures import NOW, newer_text, sample
 from tests.verification.fuzz.targets import Prepared, Target
 
-from cotenant.services.slurm.commands import pairs_of
+from cotenant.services.slurm.acting import default_cpus_per_gpu
+from cotenant.services.slurm.commands import pairs_of, site_factors_of
+from cotenant.services.slurm.core_choice import RunHistory, TableRules, table_text
 from cotenant.services.slurm.messages import job_message, node_message
 from cotenant.services.slurm.planning import scene_of
 from cotenant.services.slurm.reader import BadAnswer, read
-from cotenant.services.slurm.records import Picture
+from cotenant.services.slurm.records import Picture, SlurmNode
 
 WORDS = (
     b'"job_id": ',
@@ -24,12 +26,17 @@ WORDS = (
 )
 
 
+NODE = SlurmNode("n1", cores=16, gpus=4, partitions=frozenset({"main"}))
+
+
 def targets() -> Iterator[Target]:
     """Yield the targets."""
     seeds = [text.encode() for name in ("squeue", "sinfo") for text in (sample(name), newer_text(name))]
     yield Target("Slurm's answers", lambda directory: Prepared(_answer, seeds, WORDS), (BadAnswer,))
     line = b"JobId=17 JobName=a JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0"
     yield Target("lines of scontrol", lambda directory: Prepared(_line, (line,)))
+    history = b'{"version": 1, "kinds": [[0, "main", 1, "train", {"1": [0.01, 0.01], "2": [0.02]}]]}'
+    yield Target("Slurm's run times", lambda directory: Prepared(_history, (history,), WORDS), (ValueError,))
 
 
 def _answer(data: bytes) -> None:
@@ -45,4 +52,16 @@ def _answer(data: bytes) -> None:
 
 
 def _line(data: bytes) -> None:
-    pairs_of(data.decode(errors="replace"))
+    text = data.decode(errors="replace")
+    pairs_of(text)
+    site_factors_of(text)
+    default_cpus_per_gpu(text)
+
+
+def _history(data: bytes) -> None:
+    """Whatever is loaded gives a table that the script takes, and survives its own file."""
+    history = RunHistory.load(data)
+    choices = history.choices(Picture(NOW, {"n1": NODE}), 8)
+    assert all(1 <= choice.cpus <= NODE.cores for choice in choices)
+    assert table_text(choices, TableRules(), NOW).count("\n") == len(choices) + 2
+    assert RunHistory.load(history.dump()).dump() == history.dump()

@@ -52,6 +52,7 @@ from cotenant.cli.mesh.settings import (
     with_profile,
 )
 from cotenant.cli.mesh.shared_identity import secret_paths
+from cotenant.cli.mesh.slurm_acts import ActOptions, read_acts
 from cotenant.cli.mesh.state_dir import resolve_state_dir
 from cotenant.cli.missing_extras import check_extras
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
@@ -193,6 +194,35 @@ def serve(
     restd: Annotated[
         Path | None, typer.Option(metavar="SOCKET", help="Read Slurm from slurmrestd's Unix socket.")
     ] = None,
+    act: Annotated[
+        list[str] | None,
+        typer.Option(metavar="cores|order", help="What the bridge to Slurm changes; repeatable. Default: nothing."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --act: list what would be changed, and change nothing.")
+    ] = False,
+    cores_table: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --act cores: the table for slurmctld.", show_default="in the state directory"
+        ),
+    ] = None,
+    cpus_per_gpu: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="With --act cores: the most CPUs per GPU.", show_default="a GPU's share of its node"
+        ),
+    ] = None,
+    override_cpus: Annotated[
+        bool, typer.Option("--override-cpus", help="With --act cores: also change jobs whose users named their CPUs.")
+    ] = False,
+    order_by: Annotated[
+        str, typer.Option(metavar="POLICY", help="With --act order: the queue policy.", show_default="srsf")
+    ] = "",
+    order_weight: Annotated[
+        int | None, typer.Option(metavar="N", help="With --act order: the largest SiteFactor.", show_default="100000")
+    ] = None,
+    interval: Annotated[str, typer.Option(metavar="TIME", help="How often Slurm is read.", show_default="5s")] = "",
 ) -> None:
     """Run one service of the mesh in the foreground: a service, an agent, the dashboard or the gateway.
 
@@ -219,7 +249,9 @@ def serve(
     call it from a browser only if --allow-origin names them.
 
     slurm needs no other service: beside a slurmctld it answers `cotenant jobs`, `explain`, `whatif` and other commands
-    that read, on loopback port 7076 without --listen. The jobs stay Slurm's; nothing is written to Slurm.
+    that read, on loopback port 7076 without --listen. The jobs stay Slurm's. Nothing is written to Slurm
+    unless --act says so: `cores` gives GPU jobs the cores that they need when they are submitted, `order` orders the
+    pending jobs. See docs/slurm-bridge.md.
 
     \b
     Examples:
@@ -232,6 +264,7 @@ def serve(
       cotenant serve gateway --endpoints 10.0.0.5:7070 --listen 127.0.0.1:7075
       cotenant serve gateway --allow-origin https://portal.example.org
       cotenant serve slurm --restd /run/slurmrestd.sock
+      cotenant serve slurm --act cores --act order --dry-run
     """
     if service not in SERVICES:
         raise usage_error(
@@ -253,6 +286,9 @@ def serve(
     if settings.follow and service == "predictor" and not (store or settings.store).startswith(("etcd:", "etcds:")):
         raise usage_error("--follow needs an etcd shared with the other predictor: --store etcd://HOST:PORT")
     addresses = metrics_endpoints.metrics_addresses(settings.metrics if metrics is None else metrics)
+    acts = ActOptions(act or (), dry_run, cores_table, cpus_per_gpu, override_cpus, order_by, order_weight, interval)
+    if service != SLURM and (given := acts.given()):
+        raise usage_error(f"{' and '.join(given)} must be used with `cotenant serve slurm`")
     state_dir = resolve_state_dir(context)
     security_settings = read_security_settings(settings.sections, Flags.of(context), insecure=insecure)
     if allow_origin and service != "gateway":
@@ -280,7 +316,7 @@ def serve(
         offer = AgentOffer(node, gpus or settings.gpus, _cpus(cpus), _memory(memory), address, nesting)
         work = _agent(setup, offer)
     elif service == SLURM:
-        work = _slurm(setup, restd)
+        work = _slurm(setup, restd, acts)
     else:
         work = _service(service, setup)
     asyncio.run(_until_signal(work))
@@ -474,7 +510,7 @@ def _endpoints(setup: ServiceSetup) -> Endpoints:
         raise usage_error(str(error)) from None
 
 
-def _slurm(setup: ServiceSetup, restd: Path | None) -> Coroutine[Any, Any, None]:
+def _slurm(setup: ServiceSetup, restd: Path | None, acts: ActOptions) -> Coroutine[Any, Any, None]:
     """Return the coroutine that runs the bridge to Slurm, with a predictor of its own."""
     from cotenant.cli.mesh.slurm_bridge import BridgeSettings, serve_bridge
 
@@ -483,6 +519,7 @@ def _slurm(setup: ServiceSetup, restd: Path | None) -> Coroutine[Any, Any, None]
         note(f"slurm serves at {address}: cotenant --endpoint {address} jobs")
         notify_ready()
 
+    act_config, interval_seconds = read_acts(acts, setup.state_dir)
     security = make_security(setup.security_settings, setup.state_dir, SLURM, setup.token)
     settings = BridgeSettings(
         state_dir=setup.state_dir,
@@ -493,6 +530,8 @@ def _slurm(setup: ServiceSetup, restd: Path | None) -> Coroutine[Any, Any, None]
         options=setup.options,
         allocator=setup.settings.allocator,
         restd=restd,
+        interval_seconds=interval_seconds,
+        acts=act_config,
     )
     return serve_bridge(settings, security, started)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -18,7 +18,9 @@ from cotenant.rpc.server import Server
 from cotenant.security.server_security import Security
 from cotenant.services.predictor.api import server as predictor
 from cotenant.services.predictor.profiling.profile_planner import ProfileRules
+from cotenant.services.slurm.acting import HISTORY_FILE, ActConfig
 from cotenant.services.slurm.bridge import Bridge, BridgeConfig
+from cotenant.services.slurm.cluster_watch import INTERVAL_SECONDS
 from cotenant.services.slurm.commands import SlurmCommands, SlurmRest
 from cotenant.store.open import open_store
 from cotenant.store.witness_file import path_of
@@ -38,6 +40,8 @@ class BridgeSettings:
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by group
     allocator: str = "proportional"
     restd: Path | None = None
+    interval_seconds: float = INTERVAL_SECONDS
+    acts: ActConfig = field(default_factory=ActConfig)
 
 
 async def serve_bridge(settings: BridgeSettings, security: Security, on_start: Callable[[int], None]) -> None:
@@ -62,7 +66,9 @@ async def serve_bridge(settings: BridgeSettings, security: Security, on_start: C
     config = predictor.Config(predictors=names, options=options, profiles=profiles)
     predicting = await predictor.start(server, store, policies, config)
     slurm = SlurmRest(settings.restd) if settings.restd else SlurmCommands()
-    bridge = Bridge(server, channel, policies, BridgeConfig(slurm, allocator=settings.allocator))
+    acts = replace(settings.acts, history=settings.state_dir / HISTORY_FILE)
+    bridge_config = BridgeConfig(slurm, settings.interval_seconds, allocator=settings.allocator, acts=acts)
+    bridge = Bridge(server, channel, policies, bridge_config)
     try:
         await server.start()
         bridge.run()
