@@ -666,3 +666,58 @@ def test_a_stream_that_was_cut_resumes_markup_is_inert_and_a_session_that_ended_
     page.evaluate("dispatchEvent(new Event('pagehide'))")
     page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
     page.wait_for_selector("text=Your session has ended")
+
+
+def test_a_shell_in_a_running_job_types_resizes_and_ends(window: Window, mesh: Mesh, jobs: dict[str, str]) -> None:
+    mesh.client.wait_for(jobs["trains"], Phase.RUNNING)
+    page = window.open(f"/jobs/{jobs['trains']}")
+    page.click("#shell")
+    page.wait_for_url(f"{window.base}/jobs/{jobs['trains']}/shell")
+    page.wait_for_selector("text=Open.")
+    screen = "document.querySelector('.xterm-rows').innerText"
+
+    def run(command: str, shows: str) -> None:
+        page.keyboard.type(command)
+        page.keyboard.press("Enter")
+        page.wait_for_function(f"(shows) => {screen}.includes(shows)", arg=shows)
+
+    run("PS1='ready''> '", "ready> ")
+    run("echo job-$COTENANT_JOB_ID", f"job-{jobs['trains']}")
+    run(r"printf '\303\251 \033[38;2;200;30;90mred\033[0m <b>bold</b> \033]0;title\007\n'", "é red <b>bold</b>")
+    rows = page.locator(".xterm-rows > div").count()
+    run("echo rows-$(stty size | cut -d' ' -f1)-", f"rows-{rows}-")
+    page.set_viewport_size({"width": 1280, "height": 600})
+    page.wait_for_function("(before) => document.querySelectorAll('.xterm-rows > div').length < before", arg=rows)
+    fewer = page.locator(".xterm-rows > div").count()
+    run(f"until stty size | grep -q '^{fewer} '; do sleep 0.1; done; echo re''sized", "resized")
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.matches('.xterm-helper-textarea')"), "Escape is the program's"
+    window.check("shell")
+    page.keyboard.press("Control+Shift+Enter")
+    page.wait_for_function("() => document.activeElement.matches('.crumb a')")
+    page.locator(".xterm-helper-textarea").focus()
+    page.keyboard.press("Control+c")
+    run("exit 3", "exit")
+    page.wait_for_selector("text=The program ended with exit code 3.")
+    page.click("#again")
+    page.wait_for_selector("text=Open.")
+    assert window.complaints == []
+    page.route("**/api/shells/*", lambda route: route.abort())
+    page.keyboard.type("x")
+    page.wait_for_selector("text=The connection was lost, and with it the shell.")
+    audit = json.loads(mesh.cli("audit", "--json").out)
+    assert [one["answer"] for one in audit if one["what"] == "OpenSession" and one["on"].get("id") == jobs["trains"]]
+
+
+def test_who_may_not_change_a_job_gets_no_shell(mesh: Mesh, base: str, jobs: dict[str, str]) -> None:
+    for name, tenant in (("sue", "default"), ("sam", "other")):
+        made = mesh.cli("tokens", "create", "--role", "viewer", "--name", name, "--tenant", tenant).out.split()
+        reader = _logged_in(base, made[-1])
+        assert reader(f"/jobs/{jobs['trains']}/shell")[0] == 404
+        headers = {"x-csrf-token": reader.csrf("/"), "content-type": "application/json", "Origin": base}
+        request = urllib.request.Request(
+            f"{base}/api/jobs/{jobs['trains']}/shell", b'{"rows": 24, "columns": 80}', headers
+        )
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            reader._opener.open(request, timeout=SECONDS_MAX)
+        assert refused.value.code == 404

@@ -31,6 +31,10 @@ class Browser:
         """Return the answer to a GET."""
         return await self._call("GET", path, b"", headers)
 
+    async def head(self, path: str, **headers: str) -> Answer:
+        """Return the answer to a HEAD: without a body."""
+        return await self._call("HEAD", path, b"", headers)
+
     async def post(self, path: str, fields: Mapping[str, str], **headers: str) -> Answer:
         """Return the answer to a form that a page of this host has submitted, unless a header says otherwise."""
         body = urlencode(fields).encode()

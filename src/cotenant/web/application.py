@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from cotenant.web.log_tail import LogTail
 from cotenant.web.principal import Principal, Principals
 from cotenant.web.rows import Row, inert_values, to_json
 from cotenant.web.sessions import LIFE_SECONDS, Session, Sessions, new_token, same
+from cotenant.web.shells import NOT_READ, Shells, read_opening, read_typed
 from cotenant.web.streams import COMMENT, ENDED, RETRY, event, follow
 
 HERE = Path(__file__).parent
@@ -43,6 +45,7 @@ LOG_TAIL_BYTES = 256 * 1024
 LOG_FLUSH_SECONDS = 0.15
 LOGIN_PAUSE_SECONDS = 0.5  # after a wrong token
 STREAM = "text/event-stream"
+PACKED = ".gz"
 PLAIN = (
     "queue",
     "cluster",
@@ -88,6 +91,7 @@ class Dashboard:
         self.sessions = Sessions(site.clock)
         self.principals = Principals(site.access_of, self.sessions.end_all_of)
         self.lab = Lab()
+        self.shells = Shells()
         self.templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, undefined=jinja2.StrictUndefined
         )
@@ -190,6 +194,26 @@ class Dashboard:
         return self.page(
             "job", request, session=visit.session, view=safe, job=safe["job"], may_change=may_change, notice=notice
         )
+
+    async def shell(self, request: Request, visit: Visit) -> Response:
+        """A shell in a running job, for principals that may change the job."""
+        view = await visit.principal.explain(request.path_params["job_id"])
+        job = view["job"]
+        await self._check_may_change(visit, job)
+        asked = request.query_params.get("rank", "")
+        safe = inert_values(view)
+        return self.page(
+            "shell",
+            request,
+            session=visit.session,
+            job=safe["job"],
+            ranks=safe["ranks"],
+            rank=asked if asked.isdigit() else "",
+        )
+
+    async def _check_may_change(self, visit: Visit, job: Row) -> None:
+        if not await visit.principal.may_change(job["id"], job["priority"]):
+            raise PermissionDenied("your API token may not change this job")
 
     async def tenant(self, request: Request, visit: Visit) -> Response:
         """One tenant."""
@@ -325,6 +349,31 @@ class Dashboard:
 
         return EventStream(events(), media_type=STREAM)
 
+    async def open_shell(self, request: Request, visit: Visit) -> Response:
+        """Open a shell in a running job: a stream of its output. Closing it ends the shell."""
+        opening = read_opening(await request.body())
+        view = await visit.principal.explain(request.path_params["job_id"])  # of another tenant: 404
+        job = view["job"]
+        await self._check_may_change(visit, job)
+        self.shells.check_room(visit.session)
+        mesh = visit.principal.mesh
+        events = self.shells.run(mesh, visit.session, job["id"], opening, lambda: self.is_alive(visit))
+
+        async def used() -> AsyncGenerator[str]:
+            with visit.principal.reading():
+                async with contextlib.aclosing(events):
+                    async for text in events:
+                        yield text
+
+        return EventStream(used(), media_type=STREAM)
+
+    async def type_into_shell(self, request: Request, visit: Visit) -> Response:
+        """Pass on what was typed into a shell, or the new size of its terminal."""
+        shell = self.shells.find(request.path_params["shell_id"], visit.session)
+        if not await shell.send(read_typed(await request.body())):
+            return JSONResponse({"error": NOT_READ}, 429)
+        return Response(status_code=204)
+
     async def act(self, request: Request, visit: Visit) -> Response:
         """Cancel, suspend or resume a job."""
         job_id, name = request.path_params["job_id"], request.path_params["action"]
@@ -362,7 +411,14 @@ class Static(StaticFiles):
         """Return a file."""
         response = super().file_response(*arguments, **named)
         response.headers["cache-control"] = "no-cache"
+        if str(arguments[0] if arguments else named["full_path"]).endswith(PACKED):
+            response.headers["content-encoding"] = "gzip"
         return response
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        """Return a file; large ones of others are kept compressed, and browsers unpack them."""
+        found = super().lookup_path(path)
+        return found if found[1] else super().lookup_path(path + PACKED)
 
 
 def application(site: Site) -> ASGIApp:
@@ -399,12 +455,15 @@ def application(site: Site) -> ASGIApp:
         *(Route(f"/{name}", guarded(board.plain(name))) for name in PLAIN),
         Route("/tenants/{tenant}", guarded(board.tenant)),
         Route("/jobs/{job_id}", guarded(board.job)),
+        Route("/jobs/{job_id}/shell", guarded(board.shell)),
         Route("/jobs/{job_id}/{action}", guarded(board.act), methods=["POST"]),
         Route("/api/forecasts", guarded(board.forecasts)),
         Route("/api/places", guarded(board.places)),
         Route("/api/usage", guarded(board.usage)),
         Route("/api/lab", guarded(board.simulate), methods=["POST"]),
         Route("/api/jobs/{job_id}/whatif", guarded(board.what_if), methods=["POST"]),
+        Route("/api/jobs/{job_id}/shell", guarded(board.open_shell), methods=["POST"]),
+        Route("/api/shells/{shell_id}", guarded(board.type_into_shell), methods=["POST"]),
         Route("/events/jobs", guarded(board.tables(lambda one: {"jobs": one.jobs}))),
         Route("/events/queue", guarded(board.board("queue", lambda one: {"jobs": one.jobs}))),
         Route("/events/tenants", guarded(board.board("tenants"))),
@@ -452,6 +511,8 @@ def _in_words(error: Exception, path: str) -> tuple[int, str]:
     if isinstance(error, HTTPException):
         return error.status_code, "There is no such page." if error.status_code == 404 else error.detail
     if isinstance(error, NotFound | PermissionDenied):
+        if path.startswith("/api/shells"):
+            return 404, "This shell has ended."
         what = "tenant" if path.startswith(("/tenants", "/api/usage")) else "job"
         return 404, f"There is no such {what}, or it is not yours to see."
     if isinstance(error, Unauthenticated):

@@ -110,6 +110,30 @@ async def test_only_names_of_this_server_are_answered(browser: Browser, host: st
     assert (await browser.get("/", host=host)).status == status
 
 
+async def test_large_scripts_are_kept_and_sent_compressed(browser: Browser) -> None:
+    answer = await browser.head("/static/vendor/xterm.js")
+    assert (answer.status, answer.headers["content-encoding"]) == (200, "gzip")
+    assert answer.headers["content-type"].startswith("text/javascript")
+    plain = await browser.get("/static/vendor/xterm-fit.js")
+    assert (plain.status, plain.headers.get("content-encoding")) == (200, None)
+    assert (await browser.get("/static/vendor/nothing.js")).status == 404
+
+
+async def test_a_shell_is_opened_by_a_post_of_a_page_of_this_server(browser: Browser, tmp_path: Path) -> None:
+    for path in ("/api/jobs/j1/shell", "/api/shells/s1"):
+        assert (await Browser(browser.app).post(path, {})).status == 401
+    await log_in(browser, tmp_path)
+    csrf = csrf_of(await browser.get("/"))
+    for path in ("/api/jobs/j1/shell", "/api/shells/s1"):
+        assert (await browser.get(path)).status == 405
+        assert (await browser.post(path, {})).status == 403
+        assert (await browser.post(path, {}, x_csrf_token=csrf, origin="http://evil.example")).status == 403
+    refused = await browser.post("/api/jobs/j1/shell", {}, x_csrf_token=csrf)
+    assert (refused.status, "must be a JSON object" in refused.body) == (400, True)
+    ended = await browser.post("/api/shells/s1", {}, x_csrf_token=csrf)
+    assert (ended.status, "This shell has ended" in ended.body) == (404, True)
+
+
 async def test_an_action_needs_the_cookie_the_form_token_and_this_origin(browser: Browser, tmp_path: Path) -> None:
     await log_in(browser, tmp_path)
     csrf = csrf_of(await browser.get("/"))

@@ -59,6 +59,7 @@ from cotenant.web.actions import changed, read_wanted
 from cotenant.web.lab import read_choices
 from cotenant.web.log_tail import LogTail
 from cotenant.web.rows import to_json
+from cotenant.web.shells import read_opening, read_typed
 from cotenant.web.streams import positions
 
 KEPT_RUN = (
@@ -290,11 +291,14 @@ def _dashboard(directory: Path) -> Prepared:
         spec = JobSpec()
         spec.roles.add()
         changed(spec, read_wanted(data))
-        read_choices(data)
+        for read in (read_choices, read_typed, read_opening):
+            with suppress(InvalidArgument):
+                read(data)
 
     return Prepared(
         run,
         (
+            b'{"data": "ls\\r", "rows": 24, "columns": 80, "rank": 1}',
             b'{"gpus": 2, "cores": 3, "priority": -1}',
             b'{"policies": [["queue", "las"], ["profile", "full"]]}',
             b"jobs=a1-7,meta=b2-9",

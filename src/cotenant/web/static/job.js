@@ -33,6 +33,7 @@ function show(next) {
 
 function showActions(job) {
   const ended = ENDED.includes(job.phase);
+  if ($("shell")) $("shell").hidden = job.phase !== "running";
   for (const form of document.querySelectorAll("[data-action]")) {
     const name = form.dataset.action;
     form.hidden = ended || (name === "resume") !== (job.phase === "suspended") && name !== "cancel";
@@ -231,6 +232,7 @@ function add(batch) {
 }
 $("find").addEventListener("input", showMatching);
 onKey("/", () => $("find").focus());
+$("rank").addEventListener("change", () => { if ($("shell")) $("shell").search = $("rank").value && `?rank=${$("rank").value}`; });
 $("rank").addEventListener("change", () => { if (view?.job.attempt) openLog(); });
 $("stick").addEventListener("change", () => { if ($("stick").checked) log.scrollTop = log.scrollHeight; });
 document.addEventListener("visibilitychange", () => {

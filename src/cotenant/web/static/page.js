@@ -79,6 +79,9 @@ function showLive() {
   if (!banner.hidden) say(banner, `The mesh does not answer; this is what was last known. ${meshTrouble}`);
 }
 
+/** Show whether a page without a stream of tables is live; "" if it is. */
+export function live(lost) { streamLost = lost; showLive(); }
+
 export function sessionEnded() {
   const banner = $("banner");
   banner.dataset.ended = "yes";
