@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cotenant.node_agent.containers.cdi import NO_EDITS, CdiHook, CdiMount, ContainerEdits, DeviceNode
 from cotenant.node_agent.containers.container_runtime import ContainerRuntime
 
 OCI_VERSION = "1.0.2"
@@ -76,8 +77,12 @@ def container_spec(
     image: Image,
     binds: Iterable[Bind],
     task: Mapping[str, Any],
+    edits: ContainerEdits = NO_EDITS,
 ) -> dict[str, object]:
-    """Return what the supervisor needs to start a task, of which it has this spec, in a container."""
+    """Return what the supervisor needs to start a task, of which it has this spec, in a container.
+
+    `edits` are for its devices; their variables are in the task's environment already.
+    """
     return {
         "runtime": runtime.command(place.state),
         "name": place.bundle.rpartition("/")[2],
@@ -89,15 +94,17 @@ def container_spec(
             "ociVersion": OCI_VERSION,
             "process": {
                 "terminal": False,
-                "user": _user(task["user"]),
+                "user": _user(task["user"], edits.groups),
                 "cwd": task["directory"],
                 "noNewPrivileges": True,
                 "capabilities": {},
             },
             "root": {"path": "root"},
-            "mounts": [*_system_mounts(), *(bind.to_oci() for bind in binds)],
+            "mounts": [*_system_mounts(), *map(_cdi_mount, edits.mounts), *(bind.to_oci() for bind in binds)],
+            "hooks": _hooks(edits.hooks),
             "linux": {
                 "namespaces": [{"type": "mount"}],
+                "devices": list(map(_device, edits.devices)),
                 "maskedPaths": list(MASKED),
                 "readonlyPaths": list(READ_ONLY),
             },
@@ -105,10 +112,39 @@ def container_spec(
     }
 
 
-def _user(user: Mapping[str, Any] | None) -> dict[str, object]:
+def _user(user: Mapping[str, Any] | None, groups: Iterable[int]) -> dict[str, object]:
     if user is None:
-        return {"uid": 0, "gid": 0}
-    return {"uid": user["uid"], "gid": user["gid"], "additionalGids": list(user["groups"])}
+        return {"uid": 0, "gid": 0, "additionalGids": list(groups)}
+    return {"uid": user["uid"], "gid": user["gid"], "additionalGids": [*user["groups"], *groups]}
+
+
+def _device(device: DeviceNode) -> dict[str, object]:
+    numbers = {"major": device.major, "minor": device.minor, "fileMode": device.mode}
+    return {"path": device.path, "type": device.type, **numbers, "uid": device.uid, "gid": device.gid}
+
+
+def _cdi_mount(mount: CdiMount) -> dict[str, object]:
+    bound = [] if {"bind", "rbind"} & set(mount.options) or mount.type not in ("", "bind", "none") else ["rbind"]
+    kind = mount.type or "none"
+    return {"destination": mount.target, "type": kind, "source": mount.source, "options": [*bound, *mount.options]}
+
+
+def _hooks(hooks: Iterable[CdiHook]) -> dict[str, list[dict[str, object]]]:
+    found: dict[str, list[dict[str, object]]] = {}
+    for hook in hooks:
+        limit = {} if hook.timeout_seconds is None else {"timeout": hook.timeout_seconds}
+        entry = {"path": hook.path, "args": list(hook.arguments), "env": list(hook.environment), **limit}
+        found.setdefault(hook.name, []).append(entry)
+    return found
+
+
+def variables_of(edits: ContainerEdits) -> dict[str, str]:
+    """Return the variables that devices need.
+
+    >>> variables_of(ContainerEdits(("NVIDIA_VISIBLE_DEVICES=void",)))
+    {'NVIDIA_VISIBLE_DEVICES': 'void'}
+    """
+    return {name: value for name, _, value in (word.partition("=") for word in edits.environment)}
 
 
 def _system_mounts() -> list[dict[str, Any]]:

@@ -228,6 +228,7 @@ class _Parts:
             users=self.config.users,
             shared_identity=self.config.shared_identity,
             hidden=self.config.hidden,
+            mounts_allowed=self.config.container_mounts,
             nesting=self.config.nesting,
         )
 

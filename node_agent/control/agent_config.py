@@ -32,7 +32,8 @@ class AgentConfig(NodeSettings):
 
     `users` maps submitters to users of the machine if the agent runs as root; the default is the user of the same name.
     An agent that does not run as root runs jobs of several submitters only with `shared_identity`. `hidden` are files
-    and directories to hide from jobs where possible, in addition to the state directory.
+    and directories to hide from jobs where possible, in addition to the state directory. Containers mount only what is
+    in one of `container_mounts`; None: whatever their users reach.
 
     Without `share_machine` the agent refuses to start if another agent of the same user offers some of its CPUs, and
     placement holds one of two such nodes. `machine_parts` is the number of agents that share the machine: each offers
@@ -66,6 +67,7 @@ class AgentConfig(NodeSettings):
     users: Mapping[str, str] = field(default_factory=dict)
     shared_identity: bool = False
     hidden: tuple[Path, ...] = ()
+    container_mounts: tuple[str, ...] | None = None
     share_machine: bool = True
     machine_parts: int = 1
     nesting: Nesting | None = None
@@ -85,6 +87,8 @@ class AgentConfig(NodeSettings):
         values = json.loads(text)
         values["state_dir"] = Path(values["state_dir"])
         values["hidden"] = tuple(map(Path, values["hidden"]))
+        mounts = values.get("container_mounts")
+        values["container_mounts"] = None if mounts is None else tuple(mounts)
         values["cpus"] = None if values["cpus"] is None else tuple(values["cpus"])
         nesting = values.get("nesting")
         values["nesting"] = Nesting.from_fields(nesting) if nesting else None

@@ -17,6 +17,7 @@ from cotenant.folders.chunk_files import ChunkDamaged
 from cotenant.history.events import Began
 from cotenant.history.recording import record
 from cotenant.history.stored import holds_of
+from cotenant.node_agent.containers.cdi import NO_EDITS, ContainerEdits
 from cotenant.node_agent.containers.container_config import (
     HOST_FILES,
     Bind,
@@ -24,7 +25,9 @@ from cotenant.node_agent.containers.container_config import (
     Image,
     container_environment,
     container_spec,
+    variables_of,
 )
+from cotenant.node_agent.containers.container_gpus import ContainerGpus, NoDevice
 from cotenant.node_agent.containers.container_runtime import ContainerRuntime
 from cotenant.node_agent.enforcement.core_changes import task_group
 from cotenant.node_agent.enforcement.hook import NewAttempt
@@ -33,6 +36,7 @@ from cotenant.node_agent.probes.outer_job import Nesting
 from cotenant.node_agent.runtime.assignment_checks import command_of, warning_signal_of
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 from cotenant.node_agent.runtime.node_cgroup import NodeCgroup
+from cotenant.node_agent.runtime.node_identity import paths_to_hide
 from cotenant.node_agent.runtime.run_as import User, UserMapping, UserNotAllowed
 from cotenant.node_agent.runtime.runtime_port import RuntimeContext
 from cotenant.node_agent.runtime.secret_files import NO_SECRETS, VARIABLE, SecretFiles, WrittenSecrets
@@ -75,8 +79,9 @@ class LaunchContext:
 
     `hooks` enforce their limits. `home` is the group that supervisors move to, None if they stay in the agent's.
     `hidden` are paths that namespaces hide from jobs; if it is empty, jobs have no namespaces of their own. `starter`
-    starts their supervisors. `containers` runs those that have an image, `secrets` keeps their secrets. `nesting`
-    describes the outer job, if the agent runs in one.
+    starts their supervisors. `containers` runs those that have an image, `container_gpus` gives these their GPUs; they
+    mount only what is in `mounts_allowed`, None: anything but `private`. `secrets` keeps secrets. `nesting` describes
+    the outer job, if the agent runs in one.
     """
 
     node_group: Group | None
@@ -93,6 +98,9 @@ class LaunchContext:
     containers: ContainerRuntime | None = None
     secrets: SecretFiles = field(default_factory=lambda: SecretFiles(Path("/nonexistent")))
     nesting: Nesting | None = None
+    container_gpus: ContainerGpus | None = None
+    mounts_allowed: tuple[str, ...] | None = None
+    private: tuple[str, ...] = ()
 
 
 def launch_context(
@@ -117,6 +125,9 @@ def launch_context(
         containers=containers,
         secrets=secrets,
         nesting=context.nesting,
+        container_gpus=ContainerGpus(context.inventory, context.gpu_minors, context.cdi_directories),
+        mounts_allowed=context.mounts_allowed,
+        private=tuple(map(str, paths_to_hide([context.state_dir, secrets.root, *context.hidden]))),
     )
 
 
@@ -181,6 +192,7 @@ def launch(
         FetchStopped: the attempt was stopped while its folder was built.
     """
     group = attempt_group(surroundings, directory)
+    devices = devices_of(surroundings, assignment) if image is not None else {}
     if image is None:  # otherwise the directory is in the container
         check_working_directory(assignment.spec.working_directory)
     with launch_step(LaunchCause.USER):
@@ -201,9 +213,10 @@ def launch(
             if build_folder is not None:
                 build_folder(directory.path / "work", owner)
             written = write_secrets(surroundings.secrets, new, secrets, undo)
-            spec = supervisor_spec(surroundings, directory, new, progress_path, user, image, written)
+            spec = supervisor_spec(surroundings, directory, new, progress_path, user, image, written, devices)
             if image is not None:
-                put_in_containers(spec, surroundings, directory, image, progress_path, written.files)
+                put_in_containers(spec, surroundings, directory, image, progress_path, written.files, devices)
+                mount_in_containers(spec, surroundings, assignment.spec)
             directory.write_spec(spec)
         with launch_step(LaunchCause.PROCESS):
             record(_begins(assignment))
@@ -212,6 +225,31 @@ def launch(
             raise CannotLaunch("another supervisor still runs this attempt", LaunchCause.ORDER)
         undo.pop_all()
         return supervisor
+
+
+def devices_of(surroundings: LaunchContext, assignment: agent_pb2.Assignment) -> dict[int, ContainerEdits]:
+    """Return what containers need for the GPUs of their tasks, by rank. Raises `CannotLaunch`."""
+    found = {}
+    for task in assignment.allocation.tasks:
+        if task.gpus:
+            assert surroundings.container_gpus is not None  # as there is an image
+            try:
+                found[task.rank] = surroundings.container_gpus.edits(share.uuid for share in task.gpus)
+            except NoDevice as error:
+                raise CannotLaunch(str(error), LaunchCause.DEVICE) from error
+    return found
+
+
+def mount_in_containers(spec: dict[str, Any], surroundings: LaunchContext, job: job_pb2.JobSpec) -> None:
+    """Let each container mount what its job names, as far as this node allows it."""
+    wanted = [{"source": one.source, "target": one.target, "read_only": one.read_only} for one in job.container.mounts]
+    allowed = surroundings.mounts_allowed
+    for task in spec["tasks"]:
+        task["container"]["mounts"] = {
+            "wanted": wanted,
+            "allowed": None if allowed is None else list(allowed),
+            "hidden": [*surroundings.private, *surroundings.secrets.places()],
+        }
 
 
 def write_secrets(
@@ -287,6 +325,7 @@ def supervisor_spec(
     user: User | None = None,
     image: Image | None = None,
     secrets: WrittenSecrets = NO_SECRETS,
+    devices: Mapping[int, ContainerEdits] = MappingProxyType({}),
 ) -> dict[str, object]:
     """Return what the supervisor needs to know, as plain types."""
     assignment, hooks = attempt.assignment, surroundings.hooks
@@ -316,7 +355,11 @@ def supervisor_spec(
                 "rank": task.rank,
                 "command": command_of(assignment, task),
                 "environment": task_environment(
-                    assignment, task, base=base, enforced=variables(hooks, attempt, task), progress_path=progress_path
+                    assignment,
+                    task,
+                    base={**base, **variables_of(devices.get(task.rank, NO_EDITS))},
+                    enforced=variables(hooks, attempt, task),
+                    progress_path=progress_path,
                 ),
                 "secret_environment": secrets.environment,
                 "directory": working_directory,
@@ -340,6 +383,7 @@ def put_in_containers(
     image: Image,
     progress_path: str,
     secrets: str | None = None,
+    devices: Mapping[int, ContainerEdits] = MappingProxyType({}),
 ) -> None:
     """Change a supervisor's spec so that each task runs in a container of its own; `secrets` is their directory.
 
@@ -360,7 +404,8 @@ def put_in_containers(
             os.makedirs(made, mode=0o700, exist_ok=True)
         scratch = task["environment"].get("COTENANT_SCRATCH", "")
         binds = [*shared, Bind(scratch, scratch)] if scratch else shared
-        task["container"] = container_spec(surroundings.containers, place, image, binds, task)
+        edits = devices.get(task["rank"], NO_EDITS)
+        task["container"] = container_spec(surroundings.containers, place, image, binds, task, edits)
         task["command"] = task["command"] or list(image.config.command)
         if not task["command"]:
             raise CannotLaunch("the job has no command, and its image has none either", LaunchCause.IMAGE)

@@ -108,6 +108,8 @@ class ProcessRuntime:
         if containers is not None:
             await asyncio.to_thread(self._images.open)
         context.inventory.container_runtime = str(containers or "")
+        if containers is not None:
+            await asyncio.to_thread(self._find_container_gpus)
         context.inventory.shared_user = identity.user
         self._not_enforced = [*await self._open_hooks(), *place.not_enforced, *identity.not_enforced]
         await asyncio.to_thread(self._surroundings.starter.open, context.state_dir, place.home)
@@ -310,6 +312,8 @@ class ProcessRuntime:
             log.warning("node_cgroup_recreated", group=group.paths()[0])
             self._surroundings = dataclasses.replace(self._surroundings, node_group=place.node_group, home=place.home)
 
+        if self._surroundings.containers is not None and self._context.inventory.gpus:
+            await asyncio.to_thread(self._find_container_gpus)
         if {gpu.uuid for gpu in self._context.inventory.gpus} != self._seen_gpus:
             known, found = self._context.inventory.not_enforced, await self._open_hooks()
             known.extend([sentence for sentence in found if sentence not in known])
@@ -321,6 +325,14 @@ class ProcessRuntime:
         group = self._surroundings.node_group
         node = EnforcedNode(group, context.inventory, context.gpu_minors(), context.settings, context.node_id)
         return await asyncio.to_thread(hooks.open_hooks, self._surroundings.hooks, node)
+
+    def _find_container_gpus(self) -> None:
+        """Note in the inventory whether containers get GPUs. Blocks."""
+        gpus = self._surroundings.container_gpus
+        why = gpus.why_none() if gpus else ""
+        if why and not self._context.inventory.container_gpus_missing:
+            log.warning("container_gpus_missing", why=why)
+        self._context.inventory.container_gpus_missing = why
 
     async def _launch(self, attempt: RunningAttempt) -> None:
         """Start a supervisor and watch it. Raises an error only if none was started."""

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.core.model.throttle import FREE, Throttle
+from cotenant.node_agent.containers.container_gpus import DIRECTORIES
 from cotenant.node_agent.enforcement.node_settings import NodeSettings
 from cotenant.node_agent.probes.outer_job import Nesting
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
@@ -39,7 +40,8 @@ class RuntimeContext:
     `shared_identity` allows jobs of several submitters to run as the agent's user if the agent is not root. `hidden`
     are paths to hide from jobs in addition to the state directory. `folders` fetches uploaded folders and `secrets`
     secrets; None: no job has any. `image_cache_bytes` limits the cache of unpacked images. `nesting` describes the
-    job of another system that the agent runs in, if any: nothing may outlive it.
+    job of another system that the agent runs in, if any: nothing may outlive it. Containers mount only what is in
+    `mounts_allowed`, None: whatever their users reach. `cdi_directories` have the CDI specs.
     """
 
     node_id: str
@@ -57,6 +59,8 @@ class RuntimeContext:
     image_cache_bytes: int = 50 << 30
     secrets: SecretReader | None = None
     nesting: Nesting | None = None
+    mounts_allowed: tuple[str, ...] | None = None
+    cdi_directories: tuple[Path, ...] = DIRECTORIES
 
 
 @dataclass(frozen=True, slots=True)

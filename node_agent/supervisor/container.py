@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import stat
 from contextlib import contextmanager
 
 TYPE_CHECKING = False
@@ -54,7 +55,7 @@ PR_CAPBSET_DROP = 24
 PID, STARTED = b"pid ", b"started\n"  # what the launcher tells
 CAPABILITIES = 64  # more than any kernel has
 HYBRID = "/sys/fs/cgroup/unified"  # runtimes refuse machines that have both versions of control groups
-ROOT_FILES, LAYER, FOLDER = "root", "layer", "folder"  # directories of a bundle
+ROOT_FILES, LAYER, FOLDER, MOUNTS = "root", "layer", "folder", "mounts"  # directories of a bundle
 
 
 class ContainerFault(Exception):
@@ -141,6 +142,9 @@ class ContainerLauncher:
         config = spec["config"]
         assert isinstance(config, dict)
         self._config: dict[str, Any] = config
+        mounts = spec.get("mounts", {})  # none from an agent of an earlier version
+        assert isinstance(mounts, dict)
+        self._mounts: dict[str, Any] = mounts
         self._config["process"]["args"] = command
         self._environment, self._program = environment, command[0]
 
@@ -153,6 +157,7 @@ class ContainerLauncher:
         self._mount_image(user)
         if folder is not None and (missing := self._mount_folder(user, folder)):
             os.write(output, f"cotenant: {missing}; started in an empty folder\n".encode(errors="replace"))
+        self._mount_wanted(user)
         self._config["process"]["env"] = [f"{name}={value}" for name, value in self._environment.items()]
         with open(os.path.join(self._bundle, "config.json"), "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump(self._config, file)
@@ -190,6 +195,41 @@ class ContainerLauncher:
         self._environment = {**self._environment, "COTENANT_SUBMIT_DIR": folder.path}
         os.chdir("/")
         return ""
+
+    def _mount_wanted(self, user: dict[str, object] | None) -> None:
+        """Mount what the job names, as its user reaches it. Raises `ContainerFault`."""
+        hidden = [str(path) for path in self._mounts.get("hidden", ())]
+        allowed = self._mounts.get("allowed")
+        for number, wanted in enumerate(self._mounts.get("wanted", ())):
+            source, target = str(wanted["source"]), str(wanted["target"])
+            try:
+                with as_user(user):
+                    found = os.open(source, os.O_PATH | os.O_CLOEXEC)
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                raise ContainerFault(f"the mount {source} cannot be opened: {reason}", "mount") from error
+            path = os.readlink(f"/proc/self/fd/{found}")
+            if refusal := mount_refusal(path, allowed, hidden):
+                raise ContainerFault(f"the mount {source} is refused: {refusal}", "mount")
+            staged = self._stage(number, found)
+            try:
+                mount(f"/proc/self/fd/{found}", staged, "", MS_BIND | MS_REC)
+            except OSError as error:
+                raise ContainerFault(f"the mount {source} cannot be mounted: {error}", "mount") from error
+            below = "rro" if os.path.isdir(staged) else "ro"  # crun 1.8 takes the target of "rro" for a directory
+            options = ["rbind", "nosuid", "nodev", below if wanted["read_only"] else "rw"]
+            bind = {"destination": target, "type": "none", "source": staged, "options": options}
+            self._config["mounts"].append(bind)
+
+    def _stage(self, number: int, found: int) -> str:
+        """Make what the mount of a file or directory covers; return its path."""
+        staged = os.path.join(self._bundle, MOUNTS, str(number))
+        if stat.S_ISDIR(os.fstat(found).st_mode):
+            os.makedirs(staged, mode=0o700, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(staged), mode=0o700, exist_ok=True)
+            os.close(os.open(staged, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        return staged
 
     def _mount_image(self, user: dict[str, object] | None) -> None:
         """Mount the image below a writable layer in memory, in a mount namespace of this process."""
@@ -232,6 +272,26 @@ class ContainerLauncher:
         if reason.startswith("open executable"):
             return ContainerFault(f"permission denied: {self._program} is not executable in the image", JOB_FAULT)
         return ContainerFault(f"its container could not be started: {reason}", "process")
+
+
+def mount_refusal(path: str, allowed: list[object] | None, hidden: list[str]) -> str:
+    """Return why a path, without links, may not be mounted on this node; "" if it may. `allowed` None: all but hidden.
+
+    >>> mount_refusal("/data/x", ["/data"], []), mount_refusal("/data2", ["/data"], [])
+    ('', 'the operator of this node allows only what is in /data')
+    """
+    for secret in hidden:
+        if _is_in(path, secret) or _is_in(secret, path):
+            return f"{secret}, which is {'in' if _is_in(secret, path) else 'around'} it, is private to the agent"
+    if allowed is None or any(_is_in(path, str(place)) for place in allowed):
+        return ""
+    if not allowed:
+        return "the operator of this node allows no mounts"
+    return f"the operator of this node allows only what is in {', '.join(map(str, allowed))}"
+
+
+def _is_in(path: str, place: str) -> bool:
+    return path == place or path.startswith(f"{place.rstrip('/')}/")
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 A node that cannot launch is not the job's fault, so nothing counts against its retries and there is no back-off; the
 job only avoids that node for a while. Placement decides how often such a node is tried at all.
 
-The job's own working directory, Python environment and image are the exceptions. They may be missing on one node only,
-such as one that lacks a shared mount, so each node that could hold the job is tried once. When such a node comes up a
-second time, none is left: then the attempt has failed like any other for which the infrastructure is not responsible.
+The job's own working directory, Python environment, image and mounts are the exceptions. They may be missing on one
+node only, such as one that lacks a shared mount, so each node that could hold the job is tried once. When such a node comes
+up a second time, none is left: then the attempt has failed like any other for which the infrastructure is not
+responsible.
 
 A submitter that is unknown to a node proves nothing about the node, which is not held because of one user. So a job
 that comes back to a node it avoids waits before the next try: there is no other node, and it would retry forever. The
@@ -27,6 +28,7 @@ _OF_THE_JOB = {  # by cause: the prefix of the reason why the node is avoided
     job_pb2.LAUNCH_CAUSE_WORKING_DIRECTORY: "its working directory: ",
     job_pb2.LAUNCH_CAUSE_ENVIRONMENT: "its Python environment: ",
     job_pb2.LAUNCH_CAUSE_IMAGE: "its image: ",
+    job_pb2.LAUNCH_CAUSE_MOUNT: "its mounts: ",
 }
 _PROVES_NOTHING = (  # about the node
     job_pb2.LAUNCH_CAUSE_USER,

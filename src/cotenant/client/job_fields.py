@@ -117,6 +117,7 @@ class JobFields(Requests, total=False):
     workdir: str | PurePath
     upload: str | PurePath
     image: str
+    mounts: str | Sequence[str]
     role: str
     replicas: int | str
     replicas_min: int

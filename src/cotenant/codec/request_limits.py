@@ -51,6 +51,7 @@ ITEMS: Mapping[str, int] = MappingProxyType(
             UNLIMITED,
         ),
         "SubmitDirectory.environment": len(SUBMIT_VARIABLES),
+        "Container.mounts": UNLIMITED,
         "PlanPlacementRequest.candidates": limits.PLAN_CANDIDATES_MAX,
         "PlanPlacementRequest.started_job_ids": UNLIMITED,  # as many as a cycle starts; the request has a limit
         "ForecastStartsRequest.candidates": limits.FORECAST_CANDIDATES_MAX,
@@ -101,6 +102,7 @@ def spec_violations(spec: job_pb2.JobSpec) -> list[Violation]:
             ("notify", len(spec.notify), TARGETS_MAX),
             ("notify_on", len(spec.notify_on), len(Trigger)),
             ("secrets", len(spec.secrets), limits.SECRETS_MAX),
+            ("container.mounts", len(spec.container.mounts), limits.MOUNTS_MAX),
             ("array.ranges", len(spec.array.ranges), RANGES_MAX),
         )
         if count > most

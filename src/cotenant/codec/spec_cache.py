@@ -75,7 +75,7 @@ def estimated_bytes(spec: job_pb2.JobSpec, wire_bytes: int) -> int:
     pairs = (
         len(spec.environment) + len(spec.labels) + len(spec.dependencies) + len(spec.array.ranges) + len(spec.notify)
     )
-    pairs += len(spec.submit_directory.environment) + 2 * len(spec.secrets)
+    pairs += len(spec.submit_directory.environment) + 2 * len(spec.secrets) + 2 * len(spec.container.mounts)
     words = len(spec.command) + sum([len(role.command) for role in spec.roles])
     parts = ROLE_BYTES * len(spec.roles) + PAIR_BYTES * pairs + WORD_BYTES * words
     return OBJECT_BYTES + int(PER_BYTE * wire_bytes) + parts

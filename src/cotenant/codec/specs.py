@@ -43,6 +43,7 @@ from cotenant.core.model.job import (
 )
 from cotenant.core.model.job_fields import JobField
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase, StopReason
+from cotenant.core.model.mounts import Mount
 from cotenant.core.model.node import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
 from cotenant.core.model.node_capabilities import Capability
 from cotenant.core.model.notification import Trigger
@@ -151,6 +152,8 @@ def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
 def _spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
     roles = tuple(role_from_wire(role) for role in message.roles)
     fields = {"kind": validation.default_kind(roles), **fields_from_wire(message)}
+    if message.container.mounts:
+        fields["container.mounts"] = mounts_from_wire(message)
     return JobSpec(
         roles=roles,
         command=tuple(message.command),
@@ -176,6 +179,11 @@ def triggers_from_wire(numbers: Iterable[int]) -> tuple[Trigger, ...]:
 def secrets_from_wire(message: job_pb2.JobSpec) -> tuple[SecretUse, ...]:
     """Decode the secrets that a job names."""
     return tuple(SecretUse(use.name, use.variable, use.path) for use in message.secrets)
+
+
+def mounts_from_wire(message: job_pb2.JobSpec) -> tuple[Mount, ...]:
+    """Decode the mounts of a job's container."""
+    return tuple(Mount(one.source, one.target, one.read_only) for one in message.container.mounts)
 
 
 def fields_from_wire(message: Message, prefix: str = "") -> dict[str, Any]:
@@ -248,6 +256,8 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
         message.submit_directory.path, message.submit_directory.inode = folder.path, folder.inode
         message.submit_directory.owner_uid = folder.owner_uid
         message.submit_directory.environment.update(dict(folder.environment))
+    for mount in spec.container.mounts:
+        message.container.mounts.add(source=mount.source, target=mount.target, read_only=mount.read_only)
     if found := spec.python_environment:
         message.python_environment.path, message.python_environment.interpreter = found.path, found.interpreter
         message.python_environment.requested = found.requested
@@ -329,6 +339,7 @@ def inventory_from_wire(message: resources_pb2.Inventory) -> Inventory:
         problems=tuple(map(_problem_from_wire, message.problems)),
         shared_user=message.shared_user,
         container_runtime=message.container_runtime,
+        container_gpus_missing=message.container_gpus_missing,
         machine=message.machine,
         outer_job=message.outer_job,
         available_until=optional_seconds(message, "available_until"),
@@ -389,6 +400,7 @@ def inventory_to_wire(inventory: Inventory) -> resources_pb2.Inventory:
         problems=map(problem_to_wire, inventory.problems),
         shared_user=inventory.shared_user,
         container_runtime=inventory.container_runtime,
+        container_gpus_missing=inventory.container_gpus_missing,
         machine=inventory.machine,
         outer_job=inventory.outer_job,
         available_until=None if inventory.available_until is None else timestamp(inventory.available_until),
@@ -451,6 +463,7 @@ def shape_to_wire(shape: NodeShape) -> placement_service_pb2.NodeShape:
         shareable=shape.shareable,
         count=shape.count,
         without_containers=not shape.containers,
+        without_container_gpus=not shape.container_gpus,
         lacks=sorted(CAPABILITIES.to_wire(one) for one in shape.lacks),
     )
 
@@ -465,5 +478,6 @@ def shape_from_wire(message: placement_service_pb2.NodeShape) -> NodeShape:
         shareable=message.shareable,
         count=message.count,
         containers=not message.without_containers,
+        container_gpus=not message.without_container_gpus,
         lacks=frozenset(CAPABILITIES.from_wire(one) for one in message.lacks if one in CAPABILITIES.names),
     )

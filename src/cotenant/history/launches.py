@@ -8,6 +8,8 @@ from collections.abc import Callable
 from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase
 from cotenant.history.events import AttemptPut, JobPut
 
+OF_THE_JOB = (LaunchCause.WORKING_DIRECTORY, LaunchCause.ENVIRONMENT, LaunchCause.IMAGE, LaunchCause.MOUNT)
+
 
 class Launches:
     """Tracks attempts that were not launched, and failed attempts by job. `fault` is called with each violation."""
@@ -21,7 +23,7 @@ class Launches:
     def put_attempt(self, attempt: AttemptPut) -> None:
         """Record how an attempt ended. What a job needs of a node's folders is its own failure."""
         key = (attempt.job_id, attempt.number)
-        own = attempt.launch_cause in (LaunchCause.WORKING_DIRECTORY, LaunchCause.ENVIRONMENT, LaunchCause.IMAGE)
+        own = attempt.launch_cause in OF_THE_JOB
         if attempt.state is AttemptState.NOT_LAUNCHED and not own:
             self._not_launched.add(key)
         elif attempt.state in (AttemptState.FAILED, AttemptState.NOT_LAUNCHED) and key not in self._failed:

@@ -73,6 +73,7 @@ from cotenant.core.model.job import (
     SubmitDirectory,
 )
 from cotenant.core.model.job_fields import attributes
+from cotenant.core.model.mounts import Mount, parse_mount
 from cotenant.core.model.notification import Trigger
 from cotenant.core.model.secrets import SecretUse, parse_use
 from cotenant.core.model.validation import ROLES_MAX, check_spec, default_kind, shown
@@ -330,6 +331,7 @@ class _Reader:
         if empty := values.get("working_directory") == EMPTY_WORKDIR:
             del values["working_directory"]
         env_from = values.pop("python_environment", EnvironmentChoice.AUTO)
+        values["container.mounts"] = self._mounts(given)
         spec = JobSpec(
             **attributes({"kind": default_kind(roles), **values}),
             roles=roles,
@@ -475,6 +477,20 @@ class _Reader:
                 found.append(parse_use(text))
             except ValueError as error:
                 self._fail(f"secrets[{index}]", place, label, str(error))
+        return tuple(found)
+
+    def _mounts(self, given: Mapping[str, tuple[ScalarNode, Node]]) -> tuple[Mount, ...]:
+        """Return what the job's container sees beside its image."""
+        found: list[Mount] = []
+        self._places["container.mounts"] = given["mounts"][1].place if "mounts" in given else self._place, "mounts"
+        for index, text in enumerate(self._texts(given, "mounts")):
+            place, label = self._places[f"mounts[{index}]"]
+            for part in ("source", "target"):
+                self._places[f"container.mounts[{len(found)}].{part}"] = place, label
+            try:
+                found.append(parse_mount(text))
+            except ValueError as error:
+                self._fail(f"mounts[{index}]", place, label, str(error))
         return tuple(found)
 
     def _dependencies(self, given: Mapping[str, tuple[ScalarNode, Node]]) -> tuple[Dependency, ...]:

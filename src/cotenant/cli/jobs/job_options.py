@@ -48,7 +48,7 @@ TEXTS = in_order(
 )
 PAIRS = tuple(OF_SEVERAL[key] for key in ("env", "labels"))
 ENV_FILE = OF_SEVERAL["env_file"]
-LISTS = (OF_SEVERAL["notify"], OF_SEVERAL["secrets"])
+LISTS = (OF_SEVERAL["notify"], OF_SEVERAL["secrets"], OF_SEVERAL["mounts"])
 SWITCHES = tuple(field for field in ALL_FIELDS if field.switch)
 NOT_PREEMPTIBLE = JobField("not_preemptible", FieldType.BOOLEAN, help="Never preempt the job.")
 

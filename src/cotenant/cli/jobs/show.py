@@ -21,7 +21,13 @@ from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.render import print_card
 from cotenant.cli.sessions.held_command import shown_command
 from cotenant.codec.dependencies import condition_of
-from cotenant.codec.specs import fields_from_wire, secrets_from_wire, spec_from_wire, triggers_from_wire
+from cotenant.codec.specs import (
+    fields_from_wire,
+    mounts_from_wire,
+    secrets_from_wire,
+    spec_from_wire,
+    triggers_from_wire,
+)
 from cotenant.core.model.dependencies import Condition
 from cotenant.core.model.job_fields import JOB
 from cotenant.core.model.lifecycle import ENDED
@@ -183,6 +189,7 @@ def _spec_lines(spec: JobSpec) -> Pairs:
     yield "goal", _goal(spec.loss_goal)
     yield "objectives", _objectives(spec.qos)
     yield "secrets", ", ".join(map(str, secrets_from_wire(spec)))
+    yield "mounts", ", ".join(map(str, mounts_from_wire(spec)))
     yield "notify", ", ".join(spec.notify)
     yield "notify on", ", ".join(triggers_from_wire(spec.notify_on))
     yield from lines.items()

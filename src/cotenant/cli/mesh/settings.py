@@ -54,6 +54,7 @@ class Settings:
     split_siblings: bool = False
     pids_max: int = 32_768
     scratch_directory: str = ""
+    container_mounts: str = "any"  # "none", or directories separated by commas
     shared_identity: bool = False
     share_machine: bool = False
     rack: str = ""
@@ -153,7 +154,28 @@ def read_settings(path: Path | None) -> Settings:
 def agent_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings that all agents of a mesh take from its configuration file, as arguments of `AgentConfig`."""
     of_agents: dict[str, Any] = {name: getattr(settings, name) for name in AGENT}
-    return {**of_agents, "sample_interval_seconds": settings.sample_seconds}
+    mounts = allowed_mounts(settings.container_mounts)
+    return {**of_agents, "container_mounts": mounts, "sample_interval_seconds": settings.sample_seconds}
+
+
+def allowed_mounts(text: str) -> tuple[str, ...] | None:
+    """Return the directories in which containers may mount something; None: anywhere.
+
+    >>> allowed_mounts("any"), allowed_mounts("none"), allowed_mounts("/data, /scratch/")
+    (None, (), ('/data', '/scratch'))
+
+    Raises:
+        CommandError: one of them is no absolute path.
+    """
+    if text in ("any", "none"):
+        return None if text == "any" else ()
+    places = [place.strip() for place in text.split(",")]
+    for place in places:
+        if not place.startswith("/") or ".." in place.split("/"):
+            raise usage_error(
+                f"container_mounts must be any, none, or absolute directories separated by commas, not {place!r}"
+            )
+    return tuple(place.rstrip("/") or "/" for place in places)
 
 
 def _flat(own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -117,6 +117,9 @@ class Ledger:
         self.racks = tuple(racks) or ("",) * count
         names = {rack: number for number, rack in enumerate(dict.fromkeys(self.racks))}
         self.rack_numbers: Counts = np.array([names[rack] for rack in self.racks], dtype=np.int64)
+        self.gives_containers_gpus: NDArray[np.bool_] = np.array(
+            [shape.containers and shape.container_gpus for shape in shapes], dtype=np.bool_
+        )
         self.runs_containers: NDArray[np.bool_] = np.array([shape.containers for shape in shapes], dtype=np.bool_)
         self._able: dict[tuple[Capability, ...], NDArray[np.bool_]] = {}
         self.seconds_left: NDArray[np.float64] | None = None  # of each node's availability; None: no node ends

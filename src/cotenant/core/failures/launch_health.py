@@ -30,6 +30,7 @@ OF_THE_JOB = frozenset(  # causes that do not implicate the node
         LaunchCause.ENVIRONMENT,
         LaunchCause.IMAGE,
         LaunchCause.SECRET,
+        LaunchCause.MOUNT,
     }
 )
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from cotenant.core.model.dependencies import Dependency
 from cotenant.core.model.job_array import ArraySpec, ArrayTask
 from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
+from cotenant.core.model.mounts import Mount
 from cotenant.core.model.node_capabilities import Capability
 from cotenant.core.model.notification import Trigger
 from cotenant.core.model.resources import WHOLE_GPU_MILLI as WHOLE_GPU_MILLI
@@ -83,6 +84,7 @@ class Container:
     """The container of a job's processes; without an image they run in none."""
 
     image: str = ""
+    mounts: tuple[Mount, ...] = ()
 
 
 NO_CONTAINER = Container()

@@ -282,6 +282,9 @@ STRUCTURED: tuple[JobField, ...] = (
         help="File of KEY=VALUE lines (dotenv); --env wins over it; repeatable."),
     JobField("secrets", T.TEXTS, metavar="NAME[=VAR|:PATH]", flag="secret",
         help="Secret of the tenant: as the variable NAME or VAR, or the file PATH in $COTENANT_SECRETS; repeatable."),
+    JobField("mounts", T.TEXTS, "container.mounts", metavar="HOST[:DIR][:ro]", flag="mount",
+        help="File or directory of the nodes that the container of an image sees, at DIR; ro: read-only; repeatable.",
+        other_names=("mount", "volumes", "volume", "container_mounts")),
     JobField("env_from", T.ENVIRONMENT, "python_environment", metavar="auto|venv|conda|uv|none",
         help="Python environment of this shell that the job gets; auto: the one that is found, where a node has this "
         "folder."),

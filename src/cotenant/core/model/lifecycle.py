@@ -182,6 +182,7 @@ class LaunchCause(StrEnum):
     ENVIRONMENT = "environment"
     IMAGE = "image"
     SECRET = "secret"  # noqa: S105 - the step, not a value
+    MOUNT = "mount"
 
 
 class InvalidTransition(Exception):

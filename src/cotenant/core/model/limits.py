@@ -22,6 +22,7 @@ PATH_LENGTH_MAX = 4096
 REGEX_LENGTH_MAX = 1024
 DEPENDENCIES_MAX = 100
 SECRETS_MAX = 32
+MOUNTS_MAX = 32  # of a container
 SPEC_BYTES_MAX = 256 * KIB
 ARRAY_BYTES_MAX = 64 * KIB * KIB  # over all jobs of an array
 
@@ -77,6 +78,7 @@ _LIMITS = (
     Limit("spec.dependencies", DEPENDENCIES_MAX, "dependencies", "Jobs and arrays that a job waits for."),
     Limit("spec.array", ARRAY_BYTES_MAX, "bytes", "The spec times the number of jobs of the array."),
     Limit("spec.secrets", SECRETS_MAX, "secrets", "That a job names."),
+    Limit("spec.container.mounts", MOUNTS_MAX, "mounts", "Of a job's container."),
     Limit("filter.ids", FILTER_IDS_MAX, "ids", "Of a list or a watch."),
     Limit("filter.phases", FILTER_PHASES_MAX, "phases", "Of a list or a watch."),
     Limit("filter.labels", FILTER_LABELS_MAX, "labels", "Of a list or a watch."),

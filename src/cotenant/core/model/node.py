@@ -73,6 +73,7 @@ class Inventory(Amounts):
     problems: tuple[HealthProblem, ...] = ()
     shared_user: str = ""  # the user that runs every job; empty if jobs run as their submitters
     container_runtime: str = ""  # the program that runs containers, with its version; empty if none can run here
+    container_gpus_missing: str = ""  # why jobs with an image get no GPUs here; empty if they do
     outer_job: str = ""  # of another system, in which the agent runs; empty if it has the machine by itself
     available_until: float | None = None  # unix time; None: no end is known
     machine: str = ""  # the boot of the underlying machine; empty if unknown or deliberately shared
@@ -125,7 +126,8 @@ class UnhealthyCapacity:
 class NodeShape(Amounts):
     """The total resources of a node, as counts. `count` 0: such a node could join but has not.
 
-    `containers`: whether jobs with an image can run on it. `lacks`: what its executor cannot do.
+    `containers`: whether jobs with an image can run on it, `container_gpus`: whether they get its GPUs. `lacks`: what
+    its executor cannot do.
     """
 
     gpus: int
@@ -134,6 +136,7 @@ class NodeShape(Amounts):
     shareable: bool = False
     count: int = 1
     containers: bool = True
+    container_gpus: bool = True
     lacks: frozenset[Capability] = frozenset()
 
     def __str__(self) -> str:
@@ -176,6 +179,7 @@ def shape_of(inventory: Inventory, capabilities: NodeCapabilities = EVERYTHING) 
         gpu_type=inventory.gpu_type,
         shareable=inventory.shareable,
         containers=bool(inventory.container_runtime),
+        container_gpus=not inventory.container_gpus_missing,
         lacks=capabilities.lacks,
     )
 

@@ -33,6 +33,7 @@ from cotenant.core.model.limits import (
 from cotenant.core.model.limits import DEPENDENCIES_MAX as DEPENDENCIES_MAX
 from cotenant.core.model.limits import REPLICAS_MAX as REPLICAS_MAX
 from cotenant.core.model.limits import ROLES_MAX as ROLES_MAX
+from cotenant.core.model.mounts import mount_errors
 from cotenant.core.model.node import alternatives
 from cotenant.core.model.notification import TARGETS_MAX, target_error
 from cotenant.core.model.resources import AMOUNT_MAX, AMOUNT_MIN, amounts_of
@@ -231,8 +232,6 @@ def _contradictions(spec: JobSpec) -> Found:
             f"must be longer than grace, {spec.grace_seconds:g} s, which is part of it, "
             f"not {spec.time_limit_seconds:g} s",
         )
-    if spec.container.image and spec.gpu_milli:
-        yield "container.image", "containers have no GPUs yet: a job with an image runs on cores only"
     if spec.qos.latency_seconds and not spec.qos.latency_percentile:
         yield "qos.latency_percentile", "a latency target needs the percentile at which it holds"
     if spec.qos.latency_percentile and not spec.qos.latency_seconds:
@@ -306,6 +305,7 @@ def _texts(spec: JobSpec) -> Found:
     if any("\0" in word for word in _words(spec)):
         yield "command", "a NUL byte cannot be passed to a program"
     yield from _environment(spec)
+    yield from mount_errors(spec.container.mounts, spec.container.image)
     yield from use_errors(spec.secrets, dict(spec.environment), _OWN_VARIABLES)
     yield from _submit_directory(spec.submit_directory)
     yield from _python_environment(spec.python_environment)

@@ -36,6 +36,7 @@ OF_JOBS = (
     LaunchCause.ENVIRONMENT,
     LaunchCause.IMAGE,
     LaunchCause.SECRET,
+    LaunchCause.MOUNT,
 )
 CAUSES = [cause for cause in LaunchCause if cause not in OF_JOBS]
 TIMES = st.floats(0.0, 1e6)

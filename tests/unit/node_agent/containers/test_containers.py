@@ -33,7 +33,11 @@ class Node:
         self.runtime = ProcessRuntime()
         cores = [resources_pb2.Core(id=cpu, cpus=[cpu]) for cpu in CPUS]
         inventory = resources_pb2.Inventory(cores=cores, memory_bytes=1 << 33)
-        self.context = RuntimeContext(NODE, state_dir, inventory, 1 << 20, 10, 1e9, users={"ada": "nobody"})
+        inventory.gpus.add(uuid="GPU-1", declared=True)
+        inventory.gpus.add(uuid="GPU-2", declared=True)
+        self.context = RuntimeContext(
+            NODE, state_dir, inventory, 1 << 20, 10, 1e9, users={"ada": "nobody"}, cdi_directories=(state_dir / "cdi",)
+        )
 
     async def open(self) -> None:
         await self.runtime.open(self.context, self.told.append)
@@ -274,3 +278,76 @@ async def test_a_job_starts_in_the_folder_of_its_submission(node: Node, image: P
     made.job_id, made.submitter = "b", "ada"  # whose user may not enter it
     _, output = await node.run(made)
     assert output.startswith(f"cotenant: this node does not have the folder {folder}: Permission denied")
+
+
+CDI = """\
+cdiVersion: 0.6.0
+kind: example.com/gpu
+devices:
+- {name: GPU-1, containerEdits: {deviceNodes: [{path: /dev/fake1, hostPath: /dev/null}]}}
+- {name: GPU-2, containerEdits: {deviceNodes: [{path: /dev/fake2, hostPath: /dev/zero}]}}
+containerEdits:
+  env: [DRIVER=fake]
+  deviceNodes: [{path: /dev/fakectl, hostPath: /etc/hostname}]
+  mounts: [{hostPath: /etc/hosts, containerPath: /opt/driver/lib.so, options: [ro, bind]}]
+  hooks: [{hookName: createContainer, path: /bin/sh, args: [sh, -c, "echo hooked > HOOK"]}]
+"""
+
+
+def on_gpus(made: agent_pb2.Assignment, *uuids: str) -> agent_pb2.Assignment:
+    for uuid in uuids:
+        made.allocation.tasks[0].gpus.add(uuid=uuid, milli=1000)
+    return made
+
+
+async def test_a_container_gets_exactly_its_gpus_by_the_cdi_spec(node: Node, image: Path, tmp_path: Path) -> None:
+    (tmp_path / "cdi").mkdir()
+    spec = tmp_path / "cdi/fake.yaml"
+    spec.write_text(CDI.replace("HOOK", str(tmp_path / "hook")))
+    spec.chmod(0o644)
+    status, output = await node.run(on_gpus(job("a", "ls /dev; echo $DRIVER $CUDA_VISIBLE_DEVICES", image), "GPU-2"))
+    assert (status.state, status.message) == ("SUCCEEDED", "")
+    assert {"fake2", "fakectl", "fake GPU-2"} <= set(output.splitlines())
+    assert "fake1" not in output
+    assert (tmp_path / "hook").read_text() == "hooked\n"
+    script = "cat /dev/fake1; cat /opt/driver/lib.so /dev/fakectl; echo x > /dev/fake1"
+    status, output = await node.run(on_gpus(job("b", script, image, submitter="ada"), "GPU-1"))
+    assert (status.state, status.message) == ("SUCCEEDED", "")
+    assert output == "".join(Path(path).read_text() for path in ("/etc/hosts", "/etc/hostname"))  # noqa: ASYNC240 - small
+    spec.write_text("kind: [")
+    node.context.inventory.gpus[0].declared = False
+    status, _ = await node.run(on_gpus(job("c", "true", image), "GPU-1"))
+    assert (status.state, status.launch_cause) == ("NOT_LAUNCHED", "device")
+    assert "fake.yaml cannot be used: line" in status.message
+    assert "fake.yaml" in node.context.inventory.container_gpus_missing
+
+
+async def test_a_container_mounts_what_its_user_reaches_and_no_more(node: Node, image: Path, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="cotenant-test-") as data:
+        os.chmod(data, 0o777)
+        (Path(data) / "f").write_text("content\n")
+        made = job("a", "cat /mnt/data/f /one; echo more > /mnt/data/new; echo x > /ro/y", image, submitter="ada")
+        for source, target, read_only in ((data, "/mnt/data", False), (f"{data}/f", "/one", True), (data, "/ro", True)):
+            made.spec.container.mounts.add(source=source, target=target, read_only=read_only)
+        status, output = await node.run(made)
+        assert output.startswith("content\ncontent\n")
+        assert "Read-only file system" in output
+        assert status.message == "rank 0 ended with status 1"
+        assert (Path(data) / "new").read_text() == "more\n"
+        assert (Path(data) / "new").stat().st_uid == nobody()
+        (Path(data) / "to-state").symlink_to(tmp_path)
+        for name, source, said in (
+            ("none", f"{data}/none", "No such file or directory"),
+            ("state", str(tmp_path), "is private to the agent"),
+            ("link", f"{data}/to-state", "is private to the agent"),
+            ("around", str(tmp_path.parent), "is private to the agent"),
+        ):
+            made = job(name, "true", image)
+            made.spec.container.mounts.add(source=source, target="/x")
+            status, _ = await node.run(made)
+            assert (status.state, status.launch_cause) == ("NOT_LAUNCHED", "mount"), status
+            assert said in status.message
+        made = job("private", "true", image, submitter="ada")
+        made.spec.container.mounts.add(source="/root/.x", target="/x")
+        status, _ = await node.run(made)
+        assert status.launch_cause == "mount"
