@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -315,7 +315,7 @@ def measure(quick: bool) -> Sequence[harness.Row]:
     with tempfile.TemporaryDirectory(prefix="slurm-benchmark-", dir="/tmp") as folder:
         home = Path(folder)
         home.chmod(0o755)
-        arms = {
+        arms: dict[str, Callable[[], Outcome]] = {
             "Slurm": lambda: on_slurm(jobs, home / "plain"),
             "Slurm, bridge learning": lambda: on_slurm(jobs, home / "learning", home / "state"),
             "Slurm, bridge": lambda: on_slurm(jobs, home / "beside", home / "state"),

@@ -20,7 +20,7 @@ from cotenant.cli.mesh.slurm_acts import script
 
 pytestmark = [
     pytest.mark.skipif(bool(missing_for_slurm()), reason=missing_for_slurm() or "Slurm is there"),
-    pytest.mark.xdist_group("slurm-acts"),
+    pytest.mark.group("slurm-acts"),
 ]
 
 QUIET = ("-o", "/dev/null")
