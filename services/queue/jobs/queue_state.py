@@ -124,7 +124,7 @@ class State:
     def load_in_slices(self, records: Sequence[Record]) -> Iterator[None]:
         """Add all stored jobs, in their order; yield now and then, so that other tasks run."""
         slices = Slices(most=LOADED_AT_ONCE)
-        new, others = NewJobs(), list[Record]()
+        new, others, now = NewJobs(), list[Record](), time.time()
         for record in records:
             its_class = new.known(record.spec)
             if its_class:
@@ -145,8 +145,10 @@ class State:
         for record in new.records:
             self.footprint.count(record)
             self.startable.update(record, waits=True)
+            record.age(now, fragmented=False)
             if slices.due():
                 yield
+        self.startable.take_new()  # their waits are counted up to now
         self.dependency_gate.add_new(record.id for record in new.records)
         new.fill(self.table, self.row)
         yield
