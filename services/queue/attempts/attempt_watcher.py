@@ -17,6 +17,7 @@ from cotenant.core.model.resources import Resources
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.internal.v1.attempt_pb2 import AttemptEvidence
+from cotenant.rpc.slices import Slices
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.services.queue.attempts.pre_runs import PreRuns
 from cotenant.services.queue.estimates.observation_sink import ObservationSink
@@ -111,7 +112,7 @@ class AttemptWatcher:
             if not place % TAKEN_AT_ONCE:  # a snapshot may have ten thousand
                 await asyncio.sleep(0)
         if event.snapshot:
-            self._handle_missing({observed.attempt.job_id for observed in event.attempts}, event.revision)
+            await self._handle_missing({observed.attempt.job_id for observed in event.attempts}, event.revision)
         for job_progress in event.progress:
             self._handle_progress(job_progress)
         for report in event.profiled:
@@ -122,12 +123,14 @@ class AttemptWatcher:
             self.connections += 1
             self.state.events.changed()
 
-    def _handle_missing(self, present: set[str], revision: int) -> None:
+    async def _handle_missing(self, present: set[str], revision: int) -> None:
         """Mark attempts as lost that a snapshot of placement does not contain.
 
         An attempt that was committed at the snapshot's revision or later is too new to be in it.
         """
+        slices = Slices()
         for record in list(self.state.records.values()):
+            await slices.step()
             if record.phase.ended or record.id in present:
                 continue
             if record.wish and not record.attempt_number:  # the attempt it was to be stopped for had already ended

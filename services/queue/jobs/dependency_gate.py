@@ -7,7 +7,7 @@ table: an array of ten thousand jobs of which ten may run at once costs a cycle 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -125,6 +125,10 @@ class DependencyGate:
             if array.slots:
                 touched += self._take_slot(array.slots, record, backs_off)
         return touched
+
+    def add_new(self, job_ids: Iterable[str]) -> None:
+        """Add waiting jobs that have never run, depend on nothing and belong to no array."""
+        self._statuses.update(dict.fromkeys(job_ids, _STATUSES[Phase.QUEUED, False]))
 
     def new_array(self, records: Sequence[Record]) -> Array | None:
         """Return a new array of jobs that all belong to it; None if the array is known, or the jobs belong to no single

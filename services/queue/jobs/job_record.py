@@ -54,9 +54,9 @@ class _CompactRecord(NamedTuple):
     avoids: bool
     attempt_number: int
     created: float
-    started: float
-    run_seconds: float
-    attained_gpu_seconds: float
+    started: float = 0.0
+    run_seconds: float = 0.0
+    attained_gpu_seconds: float = 0.0
 
 
 class Record:
@@ -156,25 +156,29 @@ class Record:
         stored = self._stored
         if stored is None:
             return
-        phase = self.phase
-        if phase.holds_resources or stored.wish or self.migrating:
+        job = stored.job
+        phase, number, created = self.phase, job.attempt.number, specs.seconds(job.create_time)
+        if phase.holds_resources or stored.wish or (number and self.migrating):
             return
         packed = stored.SerializeToString()
         known = like if like == packed else self._packed if self._packed == packed else packed
         self._packed = b""
-        since, created = specs.seconds(stored.job.end_time) if phase.ended else self.waiting_since, self.created_seconds
-        self._compact = _CompactRecord(
-            known,
-            phase,
-            since,
-            self.not_before_seconds,
-            self.avoids,
-            stored.job.attempt.number,
-            since if since == created else created,  # one object: most jobs have never run
-            self.started_seconds,
-            self.run_seconds,
-            stored.job.attained_gpu_seconds or 0.0,
-        )
+        if phase is Phase.QUEUED and not number:  # nothing else has happened to it: most jobs of a long queue
+            self._compact = _CompactRecord(known, phase, created, self.not_before_seconds, self.avoids, 0, created)
+        else:
+            since = specs.seconds(job.end_time) if phase.ended else self.waiting_since
+            self._compact = _CompactRecord(
+                known,
+                phase,
+                since,
+                self.not_before_seconds,
+                self.avoids,
+                number,
+                since if since == created else created,  # one object
+                self.started_seconds,
+                self.run_seconds,
+                job.attained_gpu_seconds or 0.0,
+            )
         self._stored = None
 
     @property
@@ -264,6 +268,17 @@ class Record:
     def attempt_number(self) -> int:
         """The number of the last attempt; 0 before the first."""
         return self._compact.attempt_number if self._compact else self.stored.job.attempt.number
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it waits as it was submitted: it has no attempt, no back-off and no estimate yet."""
+        compact = self._compact
+        return (
+            compact is not None
+            and compact.phase is Phase.QUEUED
+            and not (compact.attempt_number or compact.not_before or compact.avoids)
+            and self.estimate is None
+        )
 
     @property
     def in_pre_run(self) -> bool:

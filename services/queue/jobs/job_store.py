@@ -32,6 +32,7 @@ from cotenant.services.queue.jobs.transitions import (
     SCHEMA_VERSION,
     STATES,
     Record,
+    RecordLoader,
     apply_attempt,
     load_record,
     new_record,
@@ -105,12 +106,13 @@ class JobStore:
         generation = generation_of(self.store)
         jobs = await self.store.list(JOBS)
         self.revisions.start(generation, jobs.revision)
+        loader = RecordLoader()
         for place, entry in enumerate(jobs.entries):
             if not place % LOADED_AT_ONCE:
                 await asyncio.sleep(0)
             record = known.get(entry.key.removeprefix(JOBS))
             if record is None or record.revision != entry.mod_revision:
-                record = load_record(entry)
+                record = loader.load(entry)
             if record.spec.array_task and record.spec.array_task.array_id not in arrays:
                 self.orphans.append(record)
             else:

@@ -22,6 +22,7 @@ from cotenant.services.queue.jobs.job_index import JobIndex
 from cotenant.services.queue.jobs.job_record import Prediction
 from cotenant.services.queue.jobs.messages import clone as clone
 from cotenant.services.queue.jobs.messages import stored_message as stored_message
+from cotenant.services.queue.jobs.new_jobs import NewJobs
 from cotenant.services.queue.jobs.objective_status import ExpectedStart, write_status
 from cotenant.services.queue.jobs.queue_events import QueueEvents
 from cotenant.services.queue.jobs.retry_backoff import RetryBackoff, begins_in_seconds
@@ -123,15 +124,40 @@ class State:
     def load_in_slices(self, records: Sequence[Record]) -> Iterator[None]:
         """Add all stored jobs, in their order; yield now and then, so that other tasks run."""
         slices = Slices(most=LOADED_AT_ONCE)
+        new, others, now = NewJobs(), list[Record](), time.time()
         for record in records:
-            self.dependency_gate.update(record, backs_off=self.delayed(record))
+            its_class = new.known(record.spec)
+            if its_class:
+                self._sequence += 1
+                record.sequence, record.spec, record.equivalence_key = self._sequence, its_class.spec, its_class.key
+            else:
+                decoded = record.spec
+                self._assign_sequence(record)
+                its_class = new.learn(decoded, record)
+            self._publish(record)
+            if not (its_class and new.take(record, its_class)):
+                self.dependency_gate.update(record, backs_off=self.delayed(record))
+                others.append(record)
             if slices.due():
                 yield
-        for record in records:
-            self.add(record)
+        self.job_index.add_all(records)
+        yield
+        for record in new.records:
+            self.footprint.count(record)
+            self.startable.update(record, waits=True)
+            record.age(now, fragmented=False)
+            if slices.due():
+                yield
+        self.startable.take_new()  # their waits are counted up to now
+        self.dependency_gate.add_new(record.id for record in new.records)
+        new.fill(self.table, self.row)
+        yield
+        for record in others:
+            self.sync(record)
             record.compact()
             if slices.due():
                 yield
+        self.events.changed()
 
     def add(self, record: Record) -> None:
         """Add a job."""

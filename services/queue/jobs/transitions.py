@@ -108,24 +108,39 @@ def cancel(stored: records_pb2.StoredJob, why: str) -> bool:
     return True
 
 
-def load_record(entry: Entry) -> Record:
-    """Return a compacted record from a store entry. Placement reports later whether the job still holds resources.
+class RecordLoader:
+    """Reads records from the store; a spec that many jobs have in common is checked once."""
 
-    Raises:
-        NewerSchema: a newer version wrote it.
-        BadRecord: it is invalid.
-    """
-    stored = schema.read(records_pb2.StoredJob, entry)
-    with schema.reading(entry):
-        if not entry.key.endswith(f"/{stored.job.id}"):
-            raise ValueError(f"its id is {stored.job.id!r}")
-        record = Record(stored, specs.spec_from_wire(stored.job.spec), entry.mod_revision)
-        if record.phase.holds_resources:
-            stored.job.phase = PHASES.to_wire(Phase.QUEUED)
-        if wrong := check_amounts(record.requested_spec):  # no plan with such a job would be accepted
-            raise ValueError("; ".join(f"{one.field} {one.description}" for one in wrong))
-        record.compact(like=entry.value)
-    return record
+    def __init__(self) -> None:
+        self._checked: dict[int, JobSpec] = {}  # valid specs by identity
+
+    def load(self, entry: Entry) -> Record:
+        """Return a compacted record from a store entry. Placement reports later whether the job still holds resources.
+
+        Raises:
+            NewerSchema: a newer version wrote it.
+            BadRecord: it is invalid.
+        """
+        stored = schema.read(records_pb2.StoredJob, entry)
+        with schema.reading(entry):
+            record = Record(stored, specs.spec_from_wire(stored.job.spec), entry.mod_revision)
+            if not entry.key.endswith(f"/{record.id}"):
+                raise ValueError(f"its id is {record.id!r}")
+            if record.phase.holds_resources:
+                stored.job.phase = PHASES.to_wire(Phase.QUEUED)
+            if id(record.spec) not in self._checked:
+                requested = record.requested_spec
+                if wrong := check_amounts(requested):  # no plan with such a job would be accepted
+                    raise ValueError("; ".join(f"{one.field} {one.description}" for one in wrong))
+                if requested is record.spec:  # otherwise it is of this job alone
+                    self._checked[id(requested)] = requested
+            record.compact(like=entry.value)
+        return record
+
+
+def load_record(entry: Entry) -> Record:
+    """Return a compacted record from a store entry; see `RecordLoader.load`."""
+    return RecordLoader().load(entry)
 
 
 def submission_order(record: Record) -> tuple[str, int]:

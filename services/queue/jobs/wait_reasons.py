@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cotenant.codec import estimates
@@ -13,6 +12,7 @@ from cotenant.core.scheduling.earliest_start import ends_within_seconds
 from cotenant.core.scheduling.equivalence import ClassRefusals
 from cotenant.core.scheduling.order_explanation import Outrankers
 from cotenant.core.scheduling.reservations import has_reservation
+from cotenant.services.queue.jobs.outranked_jobs import OutrankedJobs
 from cotenant.services.queue.jobs.transitions import EquivalenceKey, Record
 
 RefusalSince = tuple[Refusal, float]
@@ -33,10 +33,9 @@ class WaitReasons:
     holds_seconds: float = math.inf  # no reason changes earlier by time alone
     aged_until: float = 0.0  # until when the time since this cycle was counted for classes
     head: tuple[str, Refusal, float] | None = None  # where a strict queue stopped
-    outranked: Mapping[str, int] = field(default_factory=dict)  # positions in the order, from 0
+    outranked: OutrankedJobs = field(default_factory=OutrankedJobs)
     outrankers: Outrankers | None = None  # None if what they leave is not counted
     ids: list[str] = field(default_factory=list)  # by row, as the outrankers refer to them
-    outranked_since: Mapping[str, float] = field(default_factory=dict)
 
     def refuse(self, record: Record, refusal: Refusal, before: WaitReasons) -> None:
         """Store why a job waits; an unchanged reason keeps its time."""
@@ -99,11 +98,6 @@ class WaitReasons:
         same = before.head and before.head[0] == record.id
         self.head = record.id, refusal, before.head[2] if before.head and same else self.now
 
-    def outrank(self, places: Mapping[str, int], before: WaitReasons) -> None:
-        """Store the jobs that the order leaves out."""
-        since = before.outranked_since
-        self.outranked, self.outranked_since = places, {job_id: since.get(job_id, self.now) for job_id in places}
-
     def of(self, record: Record, now: float) -> RefusalSince | None:
         """Return why a job waits, and since when; None if no cycle has considered it."""
         if found := self._of(record):
@@ -118,7 +112,7 @@ class WaitReasons:
             return Code.BEHIND
         if refusal := self._of_class(record):
             return refusal.code
-        return Code.OUTRANKED if record.id in self.outranked else Code.NOT_YET_CONSIDERED
+        return Code.OUTRANKED if record.sequence in self.outranked else Code.NOT_YET_CONSIDERED
 
     def _of(self, record: Record) -> RefusalSince | None:
         if own := self.own.get(record.id):
@@ -127,9 +121,10 @@ class WaitReasons:
             return behind(self.head[0], self.head[1].detail), self.head[2]
         if refusal := self._of_class(record):
             return refusal, self.classes_since[record.equivalence_key, refusal.code]
-        if (place := self.outranked.get(record.id)) is not None:
+        if left_out := self.outranked.get(record.sequence):
+            place, since = left_out
             found = self.outrankers.refusal(place, self.ids) if self.outrankers else outranked(place + 1, place)
-            return found, self.outranked_since[record.id]
+            return found, since
         return None
 
 

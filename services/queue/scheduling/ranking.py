@@ -65,7 +65,9 @@ class Ranking:
     waiting: JobIds
     starts: JobIds
     victims: list[tuple[str, int, int | None]]  # each with the number of starts before it, and its standing
-    outranked: JobIds
+    outranked: tuple[
+        Ints, Ints
+    ]  # sequence numbers of the jobs that the order leaves out, and their places in `waiting`
     over_limit: JobIds
     beyond: SequenceSet  # waiting jobs beyond their tenant's share
     shares: Mapping[str, Standing]  # of tenants at their fair share
@@ -87,15 +89,18 @@ def rank(state: State, policy: QueuePolicy, rules: Rules, now: float) -> Ranking
     order = policy.order(jobs, now)
     admission = Admission(jobs, order, policy, state.capacity, now, rules, tenancy)
     choice, beyond, waits = admission.choice, admission.beyond_share, ~jobs.running
+    waiting = choice.ranked[waits[choice.ranked]]
+    places = np.empty(len(jobs), dtype=np.int64)
+    places[waiting] = np.arange(len(waiting))
     victims = [ids[row] for row in choice.victims.tolist()]
     standings: list[int | None] = [None] * len(victims)
     if choice.standings is not None:
         standings = choice.standings.tolist()
     return Ranking(
-        waiting=JobIds(ids, choice.ranked[waits[choice.ranked]]),
+        waiting=JobIds(ids, waiting),
         starts=JobIds(ids, choice.starts),
         victims=list(zip(victims, choice.ahead().tolist(), standings, strict=True)),
-        outranked=JobIds(ids, choice.outranked),
+        outranked=(jobs.sequence[choice.outranked], places[choice.outranked]),
         outrankers=choice.outrankers,
         over_limit=JobIds(ids, choice.over_limit),
         beyond=SequenceSet() if beyond is None else SequenceSet.of(jobs.sequence[beyond & waits]),

@@ -34,11 +34,11 @@ from cotenant.core.scheduling.equivalence import SHARED
 from cotenant.core.scheduling.reservations import has_reservation
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.internal.v1 import placement_service_pb2_grpc
-from cotenant.rpc.slices import Slices
 from cotenant.services.queue.attempts.attempt_watcher import AttemptWatcher
 from cotenant.services.queue.attempts.policy_feedback import PolicyFeedback
 from cotenant.services.queue.estimates.job_estimates import JobEstimates
 from cotenant.services.queue.jobs import node_avoidance
+from cotenant.services.queue.jobs.outranked_jobs import OutrankedJobs
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record, held_by
 from cotenant.services.queue.jobs.wait_reasons import WaitReasons
@@ -167,9 +167,9 @@ class Scheduler:
         state.ranked, state.last_order = ranking.waiting, (ranking.ids, ranking.order)
         state.beyond, state.shares, state.stoppable = ranking.beyond, ranking.shares, ranking.stoppable
         self.policy_feedback.give_up(ranking.given_up)
-        if len(ranking.outranked):
+        if len(ranking.outranked[0]):
             reasons.outrankers, reasons.ids = ranking.outrankers, ranking.ids
-            await self._outrank(ranking, reasons)
+            reasons.outranked = OutrankedJobs.of(*ranking.outranked, reasons.now, state.reasons.outranked)
         await self._place(ranking, reasons, times)
         state.reasons = reasons
         CYCLE_SECONDS.record(time.time() - began)
@@ -178,15 +178,6 @@ class Scheduler:
     def rank(self, now: float) -> Ranking:
         """Order the jobs of the table, and choose which should run and which may be preempted."""
         return rank(self.state, self.config.policy, self.config.rules, now)
-
-    async def _outrank(self, ranking: Ranking, reasons: WaitReasons) -> None:
-        """Store the jobs that the order leaves out, with their positions."""
-        left_out, places, slices = set(ranking.outranked), dict[str, int](), Slices()
-        for place, job_id in enumerate(ranking.waiting):
-            if job_id in left_out:
-                places[job_id] = place
-            await slices.step()
-        reasons.outrank(places, self.state.reasons)
 
     async def _place(self, ranking: Ranking, reasons: WaitReasons, times: _Times) -> None:
         victims = [(self.state.records[job_id], ahead, standing) for job_id, ahead, standing in ranking.victims]

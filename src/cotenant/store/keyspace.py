@@ -110,6 +110,14 @@ class Keyspace:
         self.lease_id_last = draft.lease_id_last
         self.forget(draft.compacted)
 
+    def fill(self, rows: Iterable[tuple[str, Held]]) -> None:
+        """Set all keys of an empty keyspace."""
+        self._held = dict(rows)
+        self._sorted = sorted(self._held)
+        for key, held in self._held.items():
+            if held.lease_id:
+                self._bound.setdefault(held.lease_id, set()).add(key)
+
     def place(self, key: str, held: Held | None) -> None:
         """Set or remove one key."""
         before = self._held.get(key)

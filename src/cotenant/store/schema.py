@@ -7,8 +7,7 @@ rejects the record, and the change has a step here that upgrades old records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -44,21 +43,29 @@ class BadRecord(Exception):
     """A record is damaged; the message names its key. Nothing was changed."""
 
 
-@contextmanager
-def reading(entry: Entry) -> Iterator[None]:
+class reading:  # noqa: N801  # a context manager that reads like a function; a generator would take twice the time
     """Raise errors of decoding a record as `BadRecord`, with the record's key.
 
     Raises:
         BadRecord: the record cannot be read.
     """
-    try:
-        yield
-    except (DecodeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError) as error:
-        told = f"{type(error).__name__}: {error}"[:QUOTED_LENGTH_MAX]
-        raise BadRecord(
-            f"{entry.key} is damaged, and nothing is done before it can be read ({told}); restore a backup, or delete "
-            "the key if its content may be lost"
-        ) from error
+
+    __slots__ = ("_entry",)
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    def __enter__(self) -> None:
+        """Begin to decode."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Translate an error of decoding."""
+        if isinstance(error, (DecodeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError)):
+            told = f"{type(error).__name__}: {error}"[:QUOTED_LENGTH_MAX]
+            raise BadRecord(
+                f"{self._entry.key} is damaged, and nothing is done before it can be read ({told}); restore a backup, "
+                "or delete the key if its content may be lost"
+            ) from error
 
 
 def read(kind: type[M], entry: Entry, steps: Mapping[type[Any], Sequence[Callable[[Any], None]]] = STEPS) -> M:

@@ -196,8 +196,10 @@ class Journal:
     def _load(self) -> Keyspace:
         read = self._connection.execute
         keyspace = Keyspace()
-        for key, value, create_revision, mod_revision, lease_id in read("SELECT * FROM entries ORDER BY key"):
-            keyspace.place(key, Held(Entry(key, value, create_revision, mod_revision), lease_id))
+        keyspace.fill(
+            (key, Held(Entry(key, value, create_revision, mod_revision), lease_id))
+            for key, value, create_revision, mod_revision, lease_id in read("SELECT * FROM entries ORDER BY key")
+        )
         for lease_id, ttl_seconds in read("SELECT id, ttl_seconds FROM leases"):
             keyspace.leases[lease_id] = Lease(lease_id, ttl_seconds)
         for (last,) in read("SELECT seq FROM sqlite_sequence WHERE name = 'leases'"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -21,6 +21,7 @@ Flags = NDArray[np.bool_]
 # What the jobs of a table share: free resources on nodes that take work, plus everything the jobs hold now. Resources
 # about to be released count as free.
 Capacity = Resources
+NO_CODE = -1  # of a job without an equivalence class
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class JobRow(Amounts):
     tenant_weight: float = 1.0
     deadline_seconds: float = np.inf
     preemptible: bool = True
+    code: int = NO_CODE  # of its equivalence class
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,6 @@ class Jobs:
 
 
 _INTS = ("sequence", *NAMES, "replicas", "priority", "tenant", "code")
-NO_CODE = -1
 _FLAGS = ("preemptible", "running", "borrows")
 _FLOATS = (
     "arrival_seconds",
@@ -133,6 +134,14 @@ class _Arrivals:
         self._rows[place + 1 : self._count + 1] = later
         self._places[later] += 1
         return place
+
+    def sort(self, arrival_seconds: Floats, sequence: Ints) -> None:
+        """Take all rows, of which these are the columns."""
+        self._count, self._gaps = len(sequence), 0
+        size = max(len(self._rows), self._count)
+        self._rows, self._places = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+        self._rows[: self._count] = rows = np.lexsort((sequence, arrival_seconds))
+        self._places[rows] = np.arange(self._count)
 
     def remove(self, row: int, last: int) -> None:
         """Drop a row; row `last` takes over its number."""
@@ -230,8 +239,44 @@ class JobTable:
             predicted_seconds=np.nan,
             confidence=0.0,
             tenant_weight=job.tenant_weight,
-            code=NO_CODE,
+            code=job.code,
         )
+
+    def add_all(
+        self,
+        ids: Sequence[str],
+        arrival_seconds: Sequence[float],
+        sequence: Sequence[int],
+        like: Sequence[JobRow],
+        kinds: Sequence[int],
+    ) -> None:
+        """Add many waiting jobs; `kinds` has for each the index of the row in `like` that it otherwise equals.
+
+        >>> table, pair = JobTable(), JobRow("", 0.0, 0, gpu_milli=2000)
+        >>> table.add_all(["b", "a"], [7.0, 3.0], [0, 1], [pair], [0, 0])
+        >>> jobs = table.jobs(now=9.0)
+        >>> jobs.gpu_milli.tolist(), jobs.by_arrival.tolist()
+        ([2000, 2000], [1, 0])
+        """
+        if not self._row.keys().isdisjoint(ids) or len(set(ids)) != len(ids):
+            raise ValueError("a job is in the table already")
+        samples = JobTable(len(like))
+        for number, row in enumerate(like):
+            samples.add(replace(row, id=str(number)))
+        first, last = len(self.ids), len(self.ids) + len(ids)
+        while last > len(self._columns["sequence"]):
+            self._keep(*(np.concatenate([block, block], axis=1) for block in self._blocks))
+        for block, sample in zip(self._blocks, samples._blocks, strict=True):
+            block[:, first:last] = sample[:, np.asarray(kinds, dtype=np.int64)]
+        for name, values in (
+            ("sequence", sequence),
+            ("arrival_seconds", arrival_seconds),
+            ("waiting_since", arrival_seconds),
+        ):
+            self._columns[name][first:last] = values
+        self._row.update(zip(ids, range(first, last), strict=True))
+        self.ids += ids
+        self._arrivals.sort(self._columns["arrival_seconds"][:last], self._columns["sequence"][:last])
 
     def _enlist(self, row: int, job: JobRow) -> None:
         """Insert a new row by its arrival; it comes last unless an earlier job is back."""

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cotenant.core.model.dependencies import Dependency
-from cotenant.core.model.job import JobSpec, Role
+from cotenant.core.model.job import JobSpec, ReplicaRange, Role
 from cotenant.core.model.job_array import COUNT_MAX, ArrayTask, read_array
 from cotenant.core.model.lifecycle import Phase
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
@@ -17,7 +19,7 @@ from cotenant.services.queue.attempts.attempt_watcher import TAKEN_AT_ONCE
 from cotenant.services.queue.jobs.job_arrays import JobArrays
 from cotenant.services.queue.jobs.job_store import JOBS, IdempotencyKey, JobStore
 from cotenant.services.queue.jobs.queue_state import ADDED_AT_ONCE, LOADED_AT_ONCE, State
-from cotenant.services.queue.jobs.transitions import Record, load_record, new_record
+from cotenant.services.queue.jobs.transitions import Record, RecordLoader, load_record, new_record
 from cotenant.store import schema
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Entry, Put
@@ -108,6 +110,71 @@ def test_an_array_loads_before_its_dependency() -> None:
     assert list(state.records) == ["a_0", "a_1", "b"]
     assert not any(state.dependency_gate.open(record) for record in records)
     assert list(state.table.ids) == ["b"]
+
+
+def mixed_records() -> list[Record]:
+    """Jobs of few specs, as read from a store: most wait as they were submitted, some ran, ended, or wait for more."""
+    specs = [
+        JobSpec(roles=(Role(replicas=1 + number % 2),), tenant=f"t{number % 3}", priority=number % 2)
+        for number in range(6)
+    ]
+    specs += [
+        replace(specs[0], begin_seconds=4e9),
+        replace(specs[1], dependencies=(Dependency("000003"),)),
+        JobSpec(roles=(Role(elastic=ReplicaRange(1, 3)),)),
+        replace(specs[0], pre_run_seconds=60.0),
+    ]
+    loader, records = RecordLoader(), []
+    for number in range(60):
+        stored = new_record(f"{number:06}", specs[number % len(specs)], "eve", "").stored
+        stored.job.create_time.FromNanoseconds(10**18 - 10**9 * (number % 7))  # not all in the order of their ids
+        if number % 9 == 3:
+            stored.job.phase = job_pb2.JOB_PHASE_SUCCEEDED
+        if number % 9 == 5:
+            stored.job.attempt.number = 2
+            stored.job.attempt.end_time.FromSeconds(10**9 + number)
+        records.append(loader.load(Entry(JOBS + stored.job.id, stored.SerializeToString(), 1, 1 + number)))
+    return records
+
+
+def by_arrival(state: State) -> list[str]:
+    rows = state.table.jobs(2e9).by_arrival
+    assert rows is not None
+    return [state.table.ids[row] for row in rows.tolist()]
+
+
+def classes(state: State) -> set[frozenset[str]]:
+    """Return the waiting jobs of each equivalence class."""
+    codes = dict(zip(state.table.ids, state.table.codes().tolist(), strict=True))
+    return {frozenset(job for job in codes if codes[job] == code) for code in codes.values()}
+
+
+def test_jobs_that_are_loaded_together_are_as_if_added_one_by_one() -> None:
+    together, alone = State(), State()
+    together.load(mixed_records())
+    records = mixed_records()
+    for record in records:
+        alone.dependency_gate.update(record, backs_off=alone.delayed(record))
+    for record in records:
+        alone.add(record)
+    assert 20 < len(together.table) < 60
+    assert set(together.table.ids) == set(alone.table.ids)
+    columns = together.table.jobs(2e9), alone.table.jobs(2e9)
+    rows = [[state.table.row(job_id) for job_id in sorted(alone.table.ids)] for state in (together, alone)]
+    for name in ("sequence", "arrival_seconds", "gpu_milli", "tenant", "priority", "waiting_since", "running"):
+        assert np.array_equal(*(getattr(one, name)[row] for one, row in zip(columns, rows, strict=True))), name
+    assert by_arrival(together) == by_arrival(alone)
+    assert classes(together) == classes(alone)
+    assert list(together.unestimated) == list(alone.unestimated)
+    assert together.footprint.by_tenant() == alone.footprint.by_tenant()
+    assert together.job_index.counts == alone.job_index.counts
+    assert together.tenant_quota.live == alone.tenant_quota.live
+    assert set(together.resizable) == set(alone.resizable)
+    for job_id in alone.records:
+        told, expected = together.records[job_id], alone.records[job_id]
+        assert together.message(told) == alone.message(expected)
+        assert told.sequence == expected.sequence
+        assert (told.counted_as is None) == (expected.counted_as is None)
 
 
 async def test_a_placement_snapshot_does_not_block_other_tasks() -> None:
