@@ -405,13 +405,14 @@ class ProcessRuntime:
 
     @contextlib.asynccontextmanager
     async def _build_folder(self, attempt: RunningAttempt) -> AsyncIterator[launch_module.BuildFolder | None]:
-        """Fetch the attempt's uploaded folder, and yield how to build it; None if it has none.
+        """Fetch the attempt's uploaded folder, and yield how to build it; None if it needs no copy.
 
         Raises:
             CannotLaunch: it cannot be fetched.
             FetchStopped: the attempt was stopped meanwhile.
         """
-        if not attempt.assignment.spec.upload:
+        spec = attempt.assignment.spec
+        if not spec.upload or await asyncio.to_thread(launch_module.has_submit_directory, spec):
             yield None
             return
         folders, stop_asked = self._context.folders, attempt.stop_asked

@@ -4,8 +4,8 @@ A node that cannot launch is not the job's fault, so nothing counts against its 
 job only avoids that node for a while. Placement decides how often such a node is tried at all.
 
 The job's own working directory, Python environment, image and mounts are the exceptions. They may be missing on one
-node only, such as one that lacks a shared mount, so each node that could hold the job is tried once. When such a node comes
-up a second time, none is left: then the attempt has failed like any other for which the infrastructure is not
+node only, such as one that lacks a shared mount, so each node that could hold the job is tried once. When such a node
+comes up a second time, none is left: then the attempt has failed like any other for which the infrastructure is not
 responsible.
 
 A submitter that is unknown to a node proves nothing about the node, which is not held because of one user. So a job
