@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import socket
@@ -370,9 +371,10 @@ class ProcessRuntime:
             raise launch_module.CannotLaunch("this node has no container runtime", LaunchCause.IMAGE)
         with launch_module.launch_step(LaunchCause.USER):
             user = await asyncio.to_thread(self._surroundings.users.of, attempt.assignment.submitter)
-        progress = FetchProgress(str(attempt.key), "image_unpacking")
+        tell = functools.partial(self._context.tell_launch, attempt.key)
+        progress = FetchProgress(str(attempt.key), "image_unpacking", doing="unpacking its image", tell=tell)
         try:
-            with launch_module.launch_step(LaunchCause.DIRECTORY):
+            with launch_module.launch_step(LaunchCause.DIRECTORY), progress:
                 rights = user.to_spec() if user else None
                 image = await self._images.prepare(wanted, rights, attempt.stop_asked, progress)
         except (BadImage, InvalidReference) as error:
@@ -418,9 +420,9 @@ class ProcessRuntime:
         folders, stop_asked = self._context.folders, attempt.stop_asked
         if folders is None:
             raise launch_module.CannotLaunch("this node cannot fetch uploaded folders", LaunchCause.UPLOAD)
-        progress = FetchProgress(str(attempt.key))
+        progress = FetchProgress(str(attempt.key), tell=functools.partial(self._context.tell_launch, attempt.key))
         try:
-            with launch_module.launch_step(LaunchCause.DIRECTORY):
+            with launch_module.launch_step(LaunchCause.DIRECTORY), progress:
                 folder = await folders.fetch(attempt.assignment, stop_asked, progress)
         except CannotFetch as error:
             raise launch_module.CannotLaunch(str(error), LaunchCause.UPLOAD) from None
