@@ -17,6 +17,7 @@ from random import Random
 import structlog
 
 from cotenant import plugins
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.history.events import Over
 from cotenant.history.recording import record
 from cotenant.name_resolution import NAMES
@@ -50,7 +51,7 @@ from cotenant.node_agent.probes.hot_plug import HotPlug
 from cotenant.node_agent.probes.inventory import SYSFS, ProbeOptions, probe
 from cotenant.node_agent.probes.memory_bandwidth import NodeBandwidth
 from cotenant.node_agent.probes.nvml_link import NvmlLink
-from cotenant.node_agent.runtime.attempt_status import Status
+from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
 from cotenant.node_agent.runtime.runtime_port import HotPlugRuntime, Runtime, RuntimeContext
 from cotenant.node_agent.runtime.socket_paths import remove_socket_directory, socket_directory
 from cotenant.node_agent.runtime.uploaded_folder import UploadedFolders
@@ -59,7 +60,7 @@ from cotenant.rpc import channel
 from cotenant.rpc.loop_lag import LoopLagMonitor
 from cotenant.rpc.task_group import BackgroundTasks
 from cotenant.security.certificate_expiry import CertificateExpiry
-from cotenant.v1 import resources_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 
 log = structlog.get_logger()
 
@@ -114,6 +115,7 @@ class _Parts:
         node_id, state_dir, interval_seconds = config.node_id, config.state_dir, config.health_interval_seconds
         rng = Random(incarnation)  # for jitter, not for security
         attempts, outbox, throttles = Attempts(), PlacementOutbox(), Throttles(runtime)
+        self.outbox = outbox
         fence = EpochFence(state_dir / "fence.jsonl", node_id)
         reports = ProgressReports(outbox, throttles)
         self.progress = ProgressReader(socket_directory(state_dir), reports.report)
@@ -230,7 +232,13 @@ class _Parts:
             hidden=self.config.hidden,
             mounts_allowed=self.config.container_mounts,
             nesting=self.config.nesting,
+            tell_launch=self._tell_launch,
         )
+
+    def _tell_launch(self, key: AttemptKey, phrase: str) -> None:
+        """Report what a launch is doing."""
+        progress = job_pb2.Progress(launch=f"{self.config.node_id} is {phrase}" if phrase else "")
+        self.outbox.report_progress(agent_pb2.ProgressReport(job_id=key.job_id, number=key.number, progress=progress))
 
     def _changed(self, status: Status) -> None:
         """Handle an attempt status from the runtime."""

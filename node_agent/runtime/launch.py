@@ -214,6 +214,8 @@ def launch(
                 build_folder(directory.path / "work", owner)
             written = write_secrets(surroundings.secrets, new, secrets, undo)
             spec = supervisor_spec(surroundings, directory, new, progress_path, user, image, written, devices)
+            if build_folder is not None:
+                start_in_copy(spec)
             if image is not None:
                 put_in_containers(spec, surroundings, directory, image, progress_path, written.files, devices)
                 mount_in_containers(spec, surroundings, assignment.spec)
@@ -423,9 +425,25 @@ def recorded_image(directory: AttemptDirectory) -> str:
         return ""
 
 
+def start_in_copy(spec: dict[str, Any]) -> None:
+    """Let the tasks start in the copy of the folder, although the node may have another one at its place."""
+    for task in spec["tasks"]:
+        task["submit_directory"] = None
+
+
+def has_submit_directory(spec: job_pb2.JobSpec) -> bool:
+    """Return whether this node has the very folder that the job was submitted from. Blocks."""
+    folder = spec.submit_directory
+    try:
+        found = os.stat(folder.path)
+    except (OSError, ValueError):
+        return False
+    return (found.st_ino, found.st_uid) == (folder.inode, folder.owner_uid)
+
+
 def submit_directory_of(spec: job_pb2.JobSpec) -> dict[str, object] | None:
     """Return the submitter's folder with the variables that the job does not set itself; None without one."""
-    if not spec.HasField("submit_directory") or spec.upload:
+    if not spec.HasField("submit_directory"):
         return None
     folder = spec.submit_directory
     variables = {name: value for name, value in folder.environment.items() if name not in spec.environment}

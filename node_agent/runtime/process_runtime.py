@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import socket
@@ -370,9 +371,10 @@ class ProcessRuntime:
             raise launch_module.CannotLaunch("this node has no container runtime", LaunchCause.IMAGE)
         with launch_module.launch_step(LaunchCause.USER):
             user = await asyncio.to_thread(self._surroundings.users.of, attempt.assignment.submitter)
-        progress = FetchProgress(str(attempt.key), "image_unpacking")
+        tell = functools.partial(self._context.tell_launch, attempt.key)
+        progress = FetchProgress(str(attempt.key), "image_unpacking", doing="unpacking its image", tell=tell)
         try:
-            with launch_module.launch_step(LaunchCause.DIRECTORY):
+            with launch_module.launch_step(LaunchCause.DIRECTORY), progress:
                 rights = user.to_spec() if user else None
                 image = await self._images.prepare(wanted, rights, attempt.stop_asked, progress)
         except (BadImage, InvalidReference) as error:
@@ -405,21 +407,22 @@ class ProcessRuntime:
 
     @contextlib.asynccontextmanager
     async def _build_folder(self, attempt: RunningAttempt) -> AsyncIterator[launch_module.BuildFolder | None]:
-        """Fetch the attempt's uploaded folder, and yield how to build it; None if it has none.
+        """Fetch the attempt's uploaded folder, and yield how to build it; None if it needs no copy.
 
         Raises:
             CannotLaunch: it cannot be fetched.
             FetchStopped: the attempt was stopped meanwhile.
         """
-        if not attempt.assignment.spec.upload:
+        spec = attempt.assignment.spec
+        if not spec.upload or await asyncio.to_thread(launch_module.has_submit_directory, spec):
             yield None
             return
         folders, stop_asked = self._context.folders, attempt.stop_asked
         if folders is None:
             raise launch_module.CannotLaunch("this node cannot fetch uploaded folders", LaunchCause.UPLOAD)
-        progress = FetchProgress(str(attempt.key))
+        progress = FetchProgress(str(attempt.key), tell=functools.partial(self._context.tell_launch, attempt.key))
         try:
-            with launch_module.launch_step(LaunchCause.DIRECTORY):
+            with launch_module.launch_step(LaunchCause.DIRECTORY), progress:
                 folder = await folders.fetch(attempt.assignment, stop_asked, progress)
         except CannotFetch as error:
             raise launch_module.CannotLaunch(str(error), LaunchCause.UPLOAD) from None

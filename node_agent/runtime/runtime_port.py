@@ -42,6 +42,7 @@ class RuntimeContext:
     secrets; None: no job has any. `image_cache_bytes` limits the cache of unpacked images. `nesting` describes the
     job of another system that the agent runs in, if any: nothing may outlive it. Containers mount only what is in
     `mounts_allowed`, None: whatever their users reach. `cdi_directories` have the CDI specs.
+    `tell_launch` gets what a launch that takes long is doing, and "" when that is over.
     """
 
     node_id: str
@@ -61,6 +62,7 @@ class RuntimeContext:
     nesting: Nesting | None = None
     mounts_allowed: tuple[str, ...] | None = None
     cdi_directories: tuple[Path, ...] = DIRECTORIES
+    tell_launch: Callable[[AttemptKey, str], None] = lambda key, phrase: None
 
 
 @dataclass(frozen=True, slots=True)

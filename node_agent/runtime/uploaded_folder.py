@@ -206,16 +206,47 @@ class UploadedFolders:
 
 
 class FetchProgress:
-    """Logs at times how much of an attempt's folder, or image, is there, once that takes more than a moment."""
+    """Tells at times how much of an attempt's folder, or image, is there, once that takes more than a moment.
+
+    `tell` gets a phrase for the job's user, and "" at the end if it had one.
+    """
 
     def __init__(
-        self, attempt: str, event: str = "folder_fetching", *, first_seconds: float = 2.0, seconds: float = 5.0
+        self,
+        attempt: str,
+        event: str = "folder_fetching",
+        *,
+        first_seconds: float = 2.0,
+        seconds: float = 5.0,
+        doing: str = "fetching its folder",
+        tell: Callable[[str], None] = lambda phrase: None,
     ) -> None:
         self._attempt, self._event, self._seconds = attempt, event, seconds
+        self._doing, self._tell, self._told = doing, tell, False
         self._due = time.monotonic() + first_seconds
 
     def __call__(self, done: int, total: int) -> None:
-        """Log how much was fetched, if it is time to."""
+        """Tell how much was fetched, if it is time to."""
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._seconds
             log.info(self._event, attempt=self._attempt, bytes=done, of=total)
+            self._told = True
+            self._tell(f"{self._doing}: {in_words(done, total)}")
+
+    def __enter__(self) -> FetchProgress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Take the last phrase back."""
+        if self._told:
+            self._tell("")
+
+
+def in_words(done: int, total: int) -> str:
+    """Return how much of some bytes is there.
+
+    >>> in_words(1_234_000_000, 3_400_000_000), in_words(1_000, 2_500_000)
+    ('1.2 of 3.4 GB', '0.0 of 2.5 MB')
+    """
+    unit, name = (1e9, "GB") if total >= 1e9 else (1e6, "MB")
+    return f"{done / unit:.1f} of {total / unit:.1f} {name}"

@@ -281,8 +281,10 @@ def mount_refusal(path: str, allowed: list[object] | None, hidden: list[str]) ->
     ('', 'the operator of this node allows only what is in /data')
     """
     for secret in hidden:
-        if _is_in(path, secret) or _is_in(secret, path):
-            return f"{secret}, which is {'in' if _is_in(secret, path) else 'around'} it, is private to the agent"
+        if _is_in(path, secret):
+            return f"it is in {secret}, which is private to the agent"
+        if _is_in(secret, path):
+            return f"{secret} in it is private to the agent"
     if allowed is None or any(_is_in(path, str(place)) for place in allowed):
         return ""
     if not allowed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 from tests.end_to_end.commands import Cli
@@ -56,6 +57,38 @@ def test_a_folder_that_the_node_does_not_have_is_taken_along_and_results_come_ba
     assert sorted(os.listdir(tmp_path / "all" / "out")) == ["0.bin", "1.bin", "2.bin", "to"]
     assert (tmp_path / "all" / "run.sh").read_text() == "exec python3 train.py\n"
     assert os.listdir(tmp_path / "all" / "data") == ["input.txt"]
+
+
+def test_a_node_that_has_the_folder_needs_no_copy_and_another_one_gets_it(cli: Cli, tmp_path: Path) -> None:
+    cli.folder = project = project_in(tmp_path)
+    words = ("--upload", "auto", "--cpus", "1", "--hold", "--", "sh", "-c", "pwd; cat data/input.txt")
+    here, copied = (cli("submit", *words).out.strip() for _ in range(2))
+    cli("resume", here)
+    cli("wait", here)
+    assert cli("logs", here).out == f"{project}\nforty-two\n"
+    project.rename(tmp_path / "moved")
+    cli.folder = tmp_path
+    cli("resume", copied)
+    cli("wait", copied)
+    said = cli("logs", copied).out.splitlines()
+    assert said[0].endswith("/work")
+    assert said[1] == "forty-two"
+
+
+def test_a_revision_of_a_repository_is_taken_along(cli: Cli, tmp_path: Path) -> None:
+    project = project_in(tmp_path)
+    own = ("-c", "user.name=ada", "-c", "user.email=ada@example.org")
+    for step in (("init", "-q"), ("add", "."), (*own, "commit", "-qm", "one"), ("tag", "v1")):
+        subprocess.run(["git", *step], cwd=project, check=True)
+    (project / "data/input.txt").write_text("later\n")
+    ended = cli("submit", "--git", f"{project}@v1", "--cpus", "1", "--", "cat", "data/input.txt")
+    job_id = ended.out.strip()
+    cli("wait", job_id)
+    assert cli("logs", job_id).out == "forty-two\n"
+    assert "git-commit" in cli("show", job_id, "--json").out
+    refused = cli("submit", "--git", f"{project}@v2", "--cpus", "1", "--", "true", code=2).err
+    assert "has no branch, tag or commit v2" in refused
+    assert "cannot be combined" in cli("submit", "--git", str(project), "--upload", ".", "--", "true", code=2).err
 
 
 def test_what_is_wrong_is_told_before_anything_is_sent(cli: Cli, tmp_path: Path) -> None:

@@ -274,6 +274,12 @@ class AttemptWatcher:
         record = self.state.records.get(job_progress.job_id)
         if record is None or record.phase.ended:
             return
+        launch = job_progress.progress.launch
+        if launch or not job_progress.progress.ByteSize():  # the program does not run yet
+            record.job.progress.launch = launch
+            if not record.job.progress.ByteSize():
+                record.job.ClearField("progress")
+            return
         if record.job.attempt.pre_run:
             self.pre_runs.progressed(record, job_progress.progress)
             return  # it is not progress of the job itself

@@ -91,6 +91,13 @@ def _replicas(state: State, record: Record) -> str:
     return note
 
 
+def _of_its_node(phase: Phase, progress: job_pb2.Progress) -> str:
+    """Return what its node does with a job in this phase, in words; "" if it is nothing special."""
+    if phase is Phase.STARTING:
+        return progress.launch
+    return f"throttled by its node: {progress.throttle}" if progress.throttle else ""
+
+
 def _summary(state: State, record: Record, position: int, waiting: int, sizing: str) -> str:
     job, phase = record.job, record.phase
     nodes = ", ".join(allocation.node_id for allocation in job.attempt.allocations)
@@ -112,8 +119,8 @@ def _summary(state: State, record: Record, position: int, waiting: int, sizing: 
             parts.append(_replicas(state, record))
         if record.in_pre_run:
             parts.insert(1, f"{in_words(record.spec.pre_run_seconds or 0.0)}, before its gang is assembled")
-        elif phase is Phase.RUNNING and job.progress.throttle:
-            parts.insert(1, f"throttled by its node: {job.progress.throttle}")
+        else:
+            parts.insert(1, _of_its_node(phase, job.progress))
         return "; ".join(filter(None, parts))
     if phase is Phase.STOPPING and job.attempt.stop_reason == job_pb2.STOP_REASON_RESIZED:
         return f"is stopping on {nodes} to go on from its checkpoint: {resize_in_words(job.spec, job.attempt)}"

@@ -481,6 +481,7 @@ def _progress(job: Job) -> Mapping[str, Any] | None:
         "loss": progress.loss if progress.HasField("loss") else None,
         "update_time": time_of(progress, "update_time"),
         "throttle": progress.throttle or None,
+        "launch": progress.launch or None,
     }
 
 

@@ -322,8 +322,10 @@ class AsyncClient:
 
 async def _upload(mesh: Mesh, draft: Draft, validate_only: bool) -> Draft:
     """Upload the folder that a job takes along, and return the job with its id."""
+    from cotenant.cli.jobs.folder_choice import choose, unchosen
     from cotenant.cli.jobs.folder_upload import Uploads  # most jobs have none
 
+    [draft] = unchosen([draft]) if validate_only else await choose(mesh, [draft])
     uploads = await asyncio.to_thread(Uploads, [draft])
     [uploaded] = uploads.dry([draft]) if validate_only else await uploads.upload(mesh, [draft])
     return uploaded

@@ -99,8 +99,8 @@ class Uploads:
 
 
 def with_upload(draft: Draft, upload_id: str) -> Draft:
-    """Return a job with another folder. It starts nowhere else."""
-    spec = draft.spec.without_folder() if draft.spec.upload else draft.spec
+    """Return a job with another folder. It starts nowhere else, unless it keeps its own where a node has that."""
+    spec = draft.spec.without_folder() if draft.spec.upload and not draft.keeps_folder else draft.spec
     return replace(draft, spec=replace(spec, upload=upload_id))
 
 

@@ -115,6 +115,9 @@ class BadJobs(CommandError):
         super().__init__(message, details=lines, code=ExitCode.USAGE)
 
 
+AUTO_UPLOAD = "auto"  # in place of a folder: upload the current one if a node may not have it
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A parsed job: its spec, and the position of each field."""
@@ -124,6 +127,7 @@ class Draft:
     places: Mapping[str, tuple[SourcePosition, str]]  # by wire path: the position, and the field's name in the file
     like: str = ""  # id of the earlier job or array that it repeats
     empty_workdir: bool = False  # it asks for an empty working directory
+    keeps_folder: bool = False  # nodes that have its folder start it there, although it is uploaded
     env_from: EnvironmentChoice = EnvironmentChoice.AUTO
 
     def submitted_from(self, folder: SubmitDirectory | None, shell: Mapping[str, str]) -> Draft:
@@ -132,7 +136,7 @@ class Draft:
         Raises:
             BadJobs: it asks for a Python environment that the shell does not have.
         """
-        if folder is None or self.empty_workdir or self.spec.upload:
+        if folder is None or self.empty_workdir or self.spec.upload not in ("", AUTO_UPLOAD):
             placed = replace(self, spec=self.spec.without_folder())
         else:
             placed = replace(self, spec=replace(self.spec, submit_directory=folder))

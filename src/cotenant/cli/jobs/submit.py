@@ -14,7 +14,7 @@ from cotenant.cli.connection import Mesh, command_error, exit_code, is_unreachab
 from cotenant.cli.flags import Flags
 from cotenant.cli.jobs.bell import Bell
 from cotenant.cli.jobs.default_targets import with_default_targets, without_targets
-from cotenant.cli.jobs.job_file import BadJobs, Draft, Mistake
+from cotenant.cli.jobs.job_file import AUTO_UPLOAD, BadJobs, Draft, Mistake
 from cotenant.cli.jobs.job_options import read_drafts, with_job_options
 from cotenant.cli.jobs.submit_directory import current_directory
 from cotenant.cli.jobs.submit_order import Step, order_steps
@@ -54,6 +54,12 @@ def submit(
     empty_workdir: Annotated[
         bool, typer.Option("--empty-workdir", help="Start in an empty folder instead of the current one.")
     ] = False,
+    git: Annotated[
+        str,
+        typer.Option(
+            metavar="URL[@REF]", help="Check out a branch, tag or commit of a git repository here, and upload that."
+        ),
+    ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check whether the jobs are valid.")] = False,
     request_id: Annotated[
         str, typer.Option(metavar="KEY", help="Idempotency key: a retry with the same key creates no second job.")
@@ -107,6 +113,8 @@ def submit(
       cotenant submit --cpus 4 --memory 8GiB --env DATA=/data -- ./preprocess
       cotenant submit --env-file prod.env --env-from conda -- python train.py
       cotenant submit --upload . -- python3 train.py; cotenant cp @last:out .
+      cotenant submit --upload auto --gpus 1 -- python3 train.py
+      cotenant submit --git https://github.com/ada/train@v1.2 -- python3 train.py
       cotenant submit --example > job.yaml
       cotenant submit job.yaml --tenant vision
       cotenant submit --array 0-99%10 --cpus 1 -- ./sweep
@@ -126,8 +134,8 @@ def submit(
         raise usage_error(
             f"--request-id must have at most {units.REQUEST_ID_LENGTH_MAX} characters, not {len(request_id)}"
         )
-    if like and files:
-        raise usage_error("--like takes no job files", hint="change the earlier job with options")
+    if like and (files or git):
+        raise usage_error("--like takes neither job files nor --git", hint="change the earlier job with options")
     defaults = read_user_defaults(os.environ)
     if like:
         from cotenant.cli.jobs.earlier_job import find_draft  # few jobs repeat another
@@ -140,7 +148,7 @@ def submit(
         drafts = [draft.submitted_from(folder, os.environ) for draft in read_drafts(files or [], job, time.time())]
         drafts = drafts if no_notify else with_default_targets(drafts, defaults)
     if not like or "upload" in {key.text for key, _ in job.entries}:  # else it has the earlier job's folder already
-        drafts = upload_folders(Flags.of(context), drafts, dry_run)
+        drafts = _with_folders(Flags.of(context), git, drafts, dry_run)
     drafts = without_targets(drafts) if no_notify else drafts
     bell = Bell(wanted=defaults.bell and not no_bell)
     if every or time_zone or overlap:
@@ -179,12 +187,25 @@ def _check_waits_not(every: str, waits: bool) -> None:
         raise usage_error("--every cannot be combined with --wait and --follow")
 
 
+def _with_folders(flags: Flags, git: str, drafts: list[Draft], dry_run: bool) -> list[Draft]:
+    if not git:
+        return upload_folders(flags, drafts, dry_run)
+    from cotenant.cli.jobs.git_checkout import checked_out  # few jobs are of a repository
+
+    with checked_out(git, drafts) as found:
+        return upload_folders(flags, found, dry_run)
+
+
 def upload_folders(flags: Flags, drafts: list[Draft], dry_run: bool) -> list[Draft]:
     """Upload the folders that jobs take along, and return the jobs with their ids."""
     if not any(draft.spec.upload for draft in drafts):
         return drafts
+    from cotenant.cli.jobs.folder_choice import choose, unchosen
     from cotenant.cli.jobs.folder_upload import Uploads  # most jobs have none
 
+    if any(draft.spec.upload == AUTO_UPLOAD for draft in drafts):
+        auto = drafts
+        drafts = unchosen(auto) if dry_run else with_mesh(flags, lambda mesh: choose(mesh, auto))
     uploads = Uploads(drafts)
     return uploads.dry(drafts) if dry_run else with_mesh(flags, lambda mesh: uploads.upload(mesh, drafts))
 

@@ -239,7 +239,8 @@ JOB: tuple[JobField, ...] = (
         help="Working directory on the nodes; default: the current folder.", shown="working directory",
         other_names=("working_directory",)),
     JobField("upload", T.TEXT, limit=TEXT_PATH, metavar="DIR", shown="uploaded folder",
-        help="Upload this folder, and start in a copy of it; . is the current one."),
+        help="Upload this folder, and start in a copy of it; . is the current one, and auto uploads it only if a node "
+        "may not have it."),
     JobField("image", T.TEXT, "container.image", "container.image", limit=IMAGE, metavar="REF", shown="image",
         help="Run in a container of this image on the nodes: oci:DIR[:TAG], or dir:DIR for an unpacked one.",
         other_names=("container", "container_image")),

@@ -8,7 +8,7 @@ import pytest
 from cotenant import plugins
 from cotenant.core.capacity.ledger import Ledger
 from cotenant.core.model.gang import Demand, Gang, Part
-from cotenant.core.model.job import Container, JobSpec
+from cotenant.core.model.job import Container, JobSpec, Request, Role
 from cotenant.core.model.node import Inventory, NodeShape, shape_of
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.placement import constraints
@@ -67,3 +67,25 @@ def test_a_refusal_counts_the_nodes_without_a_runtime() -> None:
 def test_a_node_tells_its_runtime() -> None:
     assert shape_of(Inventory(container_runtime="crun 1.8.1")).containers
     assert not shape_of(Inventory()).containers
+
+
+def test_a_job_with_an_image_and_gpus_is_where_containers_get_them() -> None:
+    on_gpus = constraints_by(
+        JobSpec(container=Container("dir:/images/root"), roles=(Role(request=Request(gpu_milli=1000)),))
+    )
+    wanted = Gang("job", (Part("worker", 1, Demand(gpu_milli=1000, cores=1)),), constraints=on_gpus)
+    able = NodeShape(gpus=4, cores=8)
+    unable = NodeShape(gpus=4, cores=8, container_gpus=False)
+    offer = constraints.place(Count(), wanted, Ledger([unable, able]), RNG)
+    assert not isinstance(offer, Refusal)
+    assert {share.node for share in offer} == {1}
+    refusal = constraints.place(Count(), wanted, Ledger([unable]), RNG)
+    assert isinstance(refusal, Refusal)
+    assert "runs in a container; 1 server with room gives containers no GPUs" in refusal.detail
+    assert "nvidia-ctk cdi generate" in refusal.remedy
+    assert not isinstance(constraints.place(Count(), gang(), Ledger([unable]), RNG), Refusal)  # asks for no GPU inside
+
+
+def test_the_shape_of_a_node_says_whether_its_containers_get_gpus() -> None:
+    assert shape_of(Inventory(container_runtime="crun 1.8")).container_gpus
+    assert not shape_of(Inventory(container_runtime="crun 1.8", container_gpus_missing="no CDI spec")).container_gpus

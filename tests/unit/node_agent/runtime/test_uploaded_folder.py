@@ -21,7 +21,7 @@ from tests.unit.node_agent.runtime.test_runtime_port import Opened, opened
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.node_agent.control.folder_source import FolderSource
 from cotenant.node_agent.runtime.attempt_status import AttemptKey
-from cotenant.node_agent.runtime.uploaded_folder import CannotFetch, ChunkSource, UploadedFolders
+from cotenant.node_agent.runtime.uploaded_folder import CannotFetch, ChunkSource, FetchProgress, UploadedFolders
 from cotenant.services.queue.folders.folder_store import FolderRecord
 from cotenant.v1 import job_pb2
 from cotenant.v1.folder_service_pb2 import ReadChunksRequest, ReadChunksResponse
@@ -144,3 +144,14 @@ async def test_what_will_never_succeed_is_not_tried_again() -> None:
     source = FolderSource("n1", lambda: late, Random(1), patience_seconds=0.0)
     with pytest.raises(CannotFetch, match="could not be fetched for 0 s"):
         [data async for data in source.read(agent_pb2.Assignment(), [b"0", b"1"])]
+
+
+def test_a_fetch_that_takes_long_is_told_and_taken_back_at_the_end() -> None:
+    told: list[str] = []
+    with FetchProgress("a-1", first_seconds=0.0, seconds=3600.0, tell=told.append) as progress:
+        progress(1_234_000_000, 3_400_000_000)
+        progress(2_000_000_000, 3_400_000_000)  # too soon
+    assert told == ["fetching its folder: 1.2 of 3.4 GB", ""]
+    with FetchProgress("a-1", first_seconds=3600.0, tell=told.append) as progress:
+        progress(1, 2)
+    assert len(told) == 2

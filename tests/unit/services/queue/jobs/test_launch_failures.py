@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.services.mesh import Mesh, running, until
+from tests.unit.services.mesh import Mesh, eventually, running, until
 
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.job_events import kind_of
@@ -149,3 +149,30 @@ async def test_a_held_gpu_does_not_make_the_job_avoid_its_node(mesh: Mesh) -> No
     job = await mesh.reach(job_id, "QUEUED", lambda job: job.attempt.number == 1)
     assert job.attempt.failure.blame == job_pb2.FAILURE_BLAME_INFRASTRUCTURE
     assert not job.avoided_nodes
+
+
+async def test_what_a_launch_is_fetching_is_explained_until_it_is_there(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    agent.answers_assignments = False
+    job_id = await mesh.submit(gpus=1)
+    await mesh.reach(job_id, "STARTING")
+
+    def tell(phrase: str) -> None:
+        report = agent_pb2.ProgressReport(job_id=job_id, number=1, progress=job_pb2.Progress(launch=phrase))
+        agent.send(progress=[report])
+
+    async def summary() -> str:
+        explained: pb.ExplainJobResponse = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
+        return explained.summary
+
+    async def says(words: str) -> bool:
+        return words in await summary()
+
+    tell("n1 is fetching its folder: 1.2 of 3.4 GB")
+    await eventually(lambda: says("attempt 1; n1 is fetching its folder: 1.2 of 3.4 GB"))
+    tell("")
+
+    async def is_over() -> bool:
+        return "fetching" not in await summary()
+
+    await eventually(is_over)
