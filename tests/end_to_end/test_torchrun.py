@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import pairwise
@@ -67,6 +68,7 @@ while True:
     total = loss.detach() / world
     dist.all_reduce(total)
     if rank == 0:
+        print("step", step, flush=True)
         with open(losses, "a") as file:
             print(step, world, f"{total.item():.9f}", file=file)
     told = stop.clone()
@@ -81,6 +83,9 @@ if rank == 0:
 dist.barrier()
 dist.destroy_process_group()
 """
+
+
+MEASURED = re.compile(r"a resize costs it [\d.]+ s \(median of 2\): [\d.]+ s to stop, [\d.]+ s until new steps")
 
 
 @pytest.fixture
@@ -125,7 +130,7 @@ def test_the_loss_curve_of_a_torchrun_job_goes_on_over_resizes(mesh: Mesh, tmp_p
         mesh.client.wait_for(first, Phase.RUNNING)
         elastic = mesh.cli.submit(
             *one, "--replicas", "1..3", "--resize", "restart", "--grace", "60s",
-            "--", "/bin/sh", "-c", LAUNCH, TORCH / "torchrun", program, work,
+            "--progress-regex", r"step (\d+)", "--", "/bin/sh", "-c", LAUNCH, TORCH / "torchrun", program, work,
         )  # fmt: skip
         wait_for_steps(work, 1)
         mesh.client.cancel(first)
@@ -140,10 +145,13 @@ def test_the_loss_curve_of_a_torchrun_job_goes_on_over_resizes(mesh: Mesh, tmp_p
         rigid = mesh.cli.submit(*one, "--", "sleep", "1000")
         mesh.client.wait_for(rigid, Phase.RUNNING, seconds=START_SECONDS)
         wait_for_steps(work, 2)
+        cost = until(lambda: MEASURED.search(mesh.cli("explain", elastic).out.replace("\n", " ")), "its measured cost")
+        assert cost
         job = mesh.client.job(elastic)
         end_all(mesh.client)
         assert [agent.terminate() for agent in agents.values()] == [0, 0]
 
+    print(cost[0])
     steps, worlds, losses = zip(*curve(work), strict=True)
     assert list(dict.fromkeys(worlds)) == [1, 3, 2]
     assert steps == tuple(range(1, len(steps) + 1))  # none is lost, and none is made twice
