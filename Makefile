@@ -10,6 +10,8 @@ STAMP := $(VENV)/.installed
 SCHEMATHESIS := .cotenant/schemathesis
 # Programs that are written for Slurm, with a hundred packages.
 SLURM_CLIENTS := .cotenant/slurm-clients
+# torch is large, and only programs of jobs use it.
+TORCH := .cotenant/torch
 SOURCES := pyproject.toml hatch_build.py $(shell find protos -name "*.proto")
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export GRPC_VERBOSITY ?= ERROR
@@ -20,7 +22,7 @@ ARGS ?=
 # One run in several processes, scheduled by tests/support/scheduler.py.
 RUN := python -m tests.support.compile && pytest -q -r fER --processes auto tests src
 
-.PHONY: help setup test durations verify fuzz chaos test-vm test-images test-api test-slurm test-slurm-clients test-typescript operations tests lint bench docs site reproduce demo clean
+.PHONY: help setup test durations verify fuzz chaos test-vm test-images test-api test-slurm test-slurm-clients test-torch test-typescript operations tests lint bench docs site reproduce demo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -85,6 +87,11 @@ test-slurm-clients: $(STAMP) ## run dask-jobqueue, Snakemake and Parsl on a live
 	  $(SLURM_CLIENTS)/bin/python -m pip install --quiet 'dask-jobqueue>=0.9,<1' 'snakemake>=9,<10' \
 	  'snakemake-executor-plugin-slurm>=2,<3' parsl; }
 	@pytest -q --timeout 900 tests/end_to_end/test_slurm_clients.py
+
+test-torch: $(STAMP) ## install torch and resize a real torchrun job on a live mesh
+	@[ -x $(TORCH)/bin/torchrun ] || { python -m venv $(TORCH) && \
+	  $(TORCH)/bin/python -m pip install --quiet torch==2.13.0 numpy; }
+	@pytest -q --deep --timeout 900 tests/end_to_end/test_torchrun.py $(ARGS)
 
 test-typescript: $(STAMP) ## build the client for Node with npm, pack it, and test it against a live mesh
 	@cd clients/typescript && npm ci --ignore-scripts && npm run --silent build && npm pack --silent --ignore-scripts

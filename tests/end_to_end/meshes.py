@@ -74,15 +74,25 @@ class Mesh:
         assert TRACEBACK not in self.log.read_text()
 
 
-@contextmanager
-def second_node(mesh: Mesh) -> Iterator[None]:
-    """Another node on this machine with its own agent."""
+def start_agent(mesh: Mesh, node: str, gpus: int) -> Serving:
+    """Start the agent of another node on this machine, and wait until it is connected."""
     agent = mesh.cli.start(
-        "serve", "agent", "--node", "second", "--endpoints", mesh.address, "--gpus", "fake:2",
-        "--address", "127.0.0.1", log=mesh.directory / "second.log",
+        "serve", "agent", "--node", node, "--endpoints", mesh.address, "--gpus", f"fake:{gpus}",
+        "--address", "127.0.0.1", log=mesh.directory / f"{node}.log",
     )  # fmt: skip
     try:
         agent.wait_for_output("placement_connected")
+    except BaseException:
+        agent.kill()
+        raise
+    return agent
+
+
+@contextmanager
+def second_node(mesh: Mesh) -> Iterator[None]:
+    """Another node on this machine with its own agent."""
+    agent = start_agent(mesh, "second", 2)
+    try:
         yield
         end_all(mesh.client)
         assert agent.terminate() == 0

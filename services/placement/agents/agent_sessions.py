@@ -143,8 +143,10 @@ def _needed_for(read: agent_pb2.ReadOutput) -> Capability:
 class Sessions:
     """All connected agents."""
 
-    def __init__(self) -> None:
+    def __init__(self, address_of: Callable[[str], str] = str) -> None:
+        """`address_of` returns the address of a node's host by the node's id."""
         self._by_node: dict[str, Session] = {}
+        self._address_of = address_of
 
     def get(self, node_id: str) -> Session | None:
         """Return the session of a node, or None if its agent is not connected."""
@@ -191,7 +193,7 @@ class Sessions:
     def assign(self, live: LiveAttempt) -> None:
         """Send the agents of an attempt's nodes their assignments."""
         for node_rank in range(len(live.allocation)):
-            self.send(live.allocation[node_rank].node_id, assignment(live, node_rank))
+            self.send(live.allocation[node_rank].node_id, assignment(live, node_rank, self._address_of))
 
     def stop(self, live: LiveAttempt, nodes: Iterable[str]) -> None:
         """Send stop orders to the agents of some of an attempt's nodes."""
@@ -206,7 +208,7 @@ class Sessions:
             self.send(node_id, message)
 
 
-def assignment(live: LiveAttempt, node_rank: int) -> agent_pb2.ConnectResponse:
+def assignment(live: LiveAttempt, node_rank: int, address_of: Callable[[str], str]) -> agent_pb2.ConnectResponse:
     """Return the message that assigns an attempt's part to one of its nodes."""
     attempt, allocation = live.attempt, live.allocation[node_rank]
     by_rank = sorted((task.rank, task.role, part.node_id) for part in live.allocation for task in part.tasks)
@@ -228,7 +230,7 @@ def assignment(live: LiveAttempt, node_rank: int) -> agent_pb2.ConnectResponse:
     )
     if len(by_rank) > 1:
         order.replica_roles.extend(role for _, role, _ in by_rank)
-        order.replica_addresses.extend(node_id for _, _, node_id in by_rank)
+        order.replica_addresses.extend(address_of(node_id) for _, _, node_id in by_rank)
     assert order.allocation.node_id == allocation.node_id
     return message
 

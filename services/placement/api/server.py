@@ -90,7 +90,7 @@ class Placement(
         self.cluster = Cluster()
         self.liveness_clock = LivenessClock(config.heartbeat_seconds)
         self.committer = Committer(store, leadership_term)
-        self.sessions = Sessions()
+        self.sessions = Sessions(self.cluster.address_of)
         self.events = AttemptEvents()
         self.output_relay = OutputRelay(self.sessions)
         self.session_relay = SessionRelay(self.sessions)

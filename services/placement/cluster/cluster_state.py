@@ -21,15 +21,16 @@ from cotenant.core.model.allocation import NodeAllocation
 from cotenant.core.model.lifecycle import AttemptEvent, AttemptState, StopReason
 from cotenant.core.model.node import Inventory, NodeShape, UnhealthyCapacity, shape_of
 from cotenant.core.model.tenancy import Headroom
+from cotenant.core.model.validation import PARAMETER_SERVER
 from cotenant.core.placement.device_assignment import NodeDevices
 from cotenant.services.placement.cluster import attempt_reports
 from cotenant.services.placement.cluster.live_records import LiveAttempt, Node, healthy, within
+from cotenant.services.placement.cluster.rendezvous_ports import RendezvousPorts
 from cotenant.storage.v1 import records_pb2
 from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
 
-MASTER_PORTS = range(29500, 30000)
 UNEXPLAINED = (job_pb2.STOP_REASON_UNSPECIFIED, job_pb2.STOP_REASON_GANG_BROKEN, job_pb2.STOP_REASON_DISCONNECTED)
 FORGOTTEN_ATTEMPTS_MAX = 20_000
 
@@ -48,6 +49,7 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self.attempts: dict[str, LiveAttempt] = {}
         self._by_node: dict[str, dict[str, LiveAttempt]] = {}
+        self._ports = RendezvousPorts()
         self._resized: set[str] = set()  # ids of jobs whose cores were ever resized or are being resized
         self.claimed: dict[str, int] = {}  # cores by node reserved for a waiting job: no attempt may grow into them
         self.limits = Headroom(())  # tenants' limits from the queue's last plan, with no usage counted
@@ -63,6 +65,7 @@ class Cluster:
         """Replace the whole state by a freshly loaded one."""
         self.nodes, self.attempts, self._by_node = fresh.nodes, fresh.attempts, fresh._by_node
         self._resized, self.claimed, self.changed_nodes = fresh._resized, {}, set(fresh.nodes)
+        self._ports = fresh._ports
         self._stopping, self.forgotten = fresh._stopping, fresh.forgotten
         self.invalidate_ledger()
 
@@ -189,11 +192,14 @@ class Cluster:
             self._resized.add(live.key[0])
         for node_id in live.nodes:
             self._by_node.setdefault(node_id, {})[live.key[0]] = live
+        if live.attempt.master_port:
+            self._ports.add(live, [live.attempt.master_address, *self._listening(live.allocation)[1:]])
 
     def forget(self, job_id: str) -> None:
         """Drop an attempt that no longer holds anything."""
         self._resized.discard(job_id)
         self._stopping.pop(job_id, None)
+        self._ports.forget(job_id)
         if live := self.attempts.pop(job_id, None):
             for node_id in live.nodes:
                 self._by_node[node_id].pop(job_id, None)
@@ -300,10 +306,22 @@ class Cluster:
                 room.take(spec.tenant, milli, cores)
         return room
 
-    def master_port(self, node_id: str) -> int:
-        """Return the first port of the range that no live attempt's rank 0 uses on a node."""
-        taken = {live.attempt.master_port for live in self.on_node(node_id) if live.nodes[0] == node_id}
-        return next((port for port in MASTER_PORTS if port not in taken), MASTER_PORTS[0])
+    def address_of(self, node_id: str) -> str:
+        """Return the address at which other nodes reach a node's processes."""
+        node = self.nodes.get(node_id)
+        return (node.inventory.address if node else "") or node_id
+
+    def rendezvous(self, allocation: Sequence[NodeAllocation]) -> tuple[str, int]:
+        """Return the address of a new gang's rank 0, and a port that no running attempt uses there."""
+        hosts = self._listening(allocation)
+        return hosts[0], self._ports.first_free(hosts)
+
+    def _listening(self, allocation: Sequence[NodeAllocation]) -> list[str]:
+        """Return the addresses of replicas that listen, by rank: all of a gang with parameter servers, or rank 0."""
+        tasks = sorted((task.rank, task.role, part.node_id) for part in allocation for task in part.tasks)
+        if all(role != PARAMETER_SERVER for _, role, _ in tasks):
+            return [self.address_of(allocation[0].node_id)]
+        return [self.address_of(node_id) for _, _, node_id in tasks]
 
     def stop(self, live: LiveAttempt, reason: StopReason) -> bool:
         """Move an attempt to stopping; return False if it has ended or is stopping already."""

@@ -326,9 +326,7 @@ def assign(cluster: Cluster, start: cycle.Start, candidate: placement_pb2.Candid
     attempt.allocations.extend(specs.allocation_to_wire(part) for part in allocation)
     attempt.sizing = start.gang.sizing
     attempt.assign_time.FromNanoseconds(time.time_ns())
-    head = allocation[0].node_id
-    attempt.master_port = cluster.master_port(head)
-    attempt.master_address = cluster.nodes[head].inventory.address or head
+    attempt.master_address, attempt.master_port = cluster.rendezvous(allocation)
     live = LiveAttempt(record, allocation, holdings=start.holdings)
     cluster.add(live)
     return live

@@ -215,7 +215,7 @@ class AgentRegistry:
                 end = attempt_reports.end_of_unknown(live, node.id)
                 self.attempts.give_up(live, node.id, end, f"{node.id} does not have it")
             elif live.state is AttemptState.ASSIGNED and node.id not in live.parts:
-                session.put(agent_sessions.assignment(live, live.nodes.index(node.id)))
+                session.put(agent_sessions.assignment(live, live.nodes.index(node.id), self.cluster.address_of))
             else:
                 self.attempts.give_up(
                     live, node.id, AttemptState.LOST, f"{node.id} no longer has it, as after a reboot"

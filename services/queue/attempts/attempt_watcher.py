@@ -284,6 +284,7 @@ class AttemptWatcher:
             self.pre_runs.progressed(record, job_progress.progress)
             return  # it is not progress of the job itself
         record.job.progress.CopyFrom(job_progress.progress)
+        self.state.resize_meter.progressed(record, time.time())
         self.observations.progressed(record)
         self.profiles.progressed(record)
 

@@ -25,6 +25,7 @@ from cotenant.services.queue.jobs.messages import stored_message as stored_messa
 from cotenant.services.queue.jobs.new_jobs import NewJobs
 from cotenant.services.queue.jobs.objective_status import ExpectedStart, write_status
 from cotenant.services.queue.jobs.queue_events import QueueEvents
+from cotenant.services.queue.jobs.resize_costs import ResizeMeter
 from cotenant.services.queue.jobs.retry_backoff import RetryBackoff, begins_in_seconds
 from cotenant.services.queue.jobs.schedule_book import ScheduleBook
 from cotenant.services.queue.jobs.secret_gate import SecretGate
@@ -60,6 +61,7 @@ class State:
         self.shapes: tuple[NodeShape, ...] = ()
         self.elastic = False
         self.resizable: dict[str, Record] = {}  # elastic jobs that wait or hold resources
+        self.resize_meter = ResizeMeter()
         self.keeps_replicas = ""  # why elastic jobs keep their replicas; "" if they are resized
         self.held: dict[str, Record] = {}  # jobs that hold resources
         self.migrating: dict[str, Record] = {}  # migrated jobs that have not been planned since
@@ -240,6 +242,7 @@ class State:
         """Remove a deleted job."""
         record = self.records.pop(job_id)
         self.resizable.pop(job_id, None)
+        self.resize_meter.forget(job_id)
         self.footprint.forget(record)
         self.dependency_gate.forget(record)
         self._backoff.forget(job_id)
@@ -380,8 +383,10 @@ class State:
             record.replicas_chosen = record.replicas_most = None  # they were for the start
         if record.phase is not Phase.RUNNING:
             record.resize_note = ""
+        self.resize_meter.changed(record, time.time())
         if record.phase.ended or record.phase is Phase.SUSPENDED:
             self.resizable.pop(record.id, None)
+            self.resize_meter.forget(record.id)
         else:
             self.resizable[record.id] = record
 

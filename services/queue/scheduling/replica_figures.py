@@ -7,9 +7,8 @@ from cotenant.core.model.job import BatchScaling, ReplicaRange, ResizeMode, Role
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.sizing.elastic import ElasticJob
 from cotenant.core.sizing.replica_speed import completed_rates
+from cotenant.core.sizing.restart_cost import ResizeCost
 from cotenant.services.queue.jobs.job_record import Record
-
-RESTART_SECONDS = 30.0  # until a job that was stopped with a checkpoint does new work, as in simulations [C]
 
 NO_CHECKPOINT = (
     "it keeps its replicas: it has not said that it continues from a checkpoint; with `resize: restart` it is resized"
@@ -27,8 +26,8 @@ def kept_because(record: Record) -> str:
     return IN_PLACE if record.spec.resize is ResizeMode.IN_PLACE else NO_CHECKPOINT
 
 
-def elastic_job(record: Record, most: int, now: float) -> ElasticJob:
-    """Return an elastic job that runs or waits, with at most this many replicas."""
+def elastic_job(record: Record, most: int, cost: ResizeCost, now: float) -> ElasticJob:
+    """Return an elastic job that runs or waits, with at most this many replicas; `cost` is that of a resize."""
     role = _role(record)
     assert role.elastic
     runs = record.phase is Phase.RUNNING
@@ -47,7 +46,7 @@ def elastic_job(record: Record, most: int, now: float) -> ElasticJob:
         rates,
         remaining=_left(record, now, rates[estimated - span.least]),
         attained=record.ran_seconds(now) * rates[max(count - span.least, 0)],
-        restart_seconds=RESTART_SECONDS if runs else 0.0,
+        restart_seconds=cost.seconds if runs else 0.0,
         settled_seconds=ran,
     )
 
@@ -71,8 +70,10 @@ def _left(record: Record, now: float, rate: float) -> float | None:
     return max(0.0, record.prediction.seconds - record.ran_seconds(now)) * rate
 
 
-def replicas_in_words(job: ElasticJob, role: ReplicaRange, *, fits: bool) -> str:
+def replicas_in_words(job: ElasticJob, role: ReplicaRange, *, fits: bool, interval_seconds: float = 0.0) -> str:
     """Return a job's replicas, why it has that number, and what one more would bring.
+
+    `interval_seconds` is the least time between two of its changes.
 
     >>> from cotenant.core.model.resources import NOTHING
     >>> job = ElasticJob("a", ReplicaRange(1, 3), 2, NOTHING, (1.0, 1.9, 2.7))
@@ -86,4 +87,8 @@ def replicas_in_words(job: ElasticJob, role: ReplicaRange, *, fits: bool) -> str
         return f"{text}, the most that the nodes and its tenant's limits allow"
     gain = job.rate(job.replicas + 1) / job.rate(job.replicas)
     why = "one more gains too little for its restart" if fits else "there is no room for one more"
+    if fits and 0 < job.settled_seconds < interval_seconds:
+        why = (
+            f"it changed {job.settled_seconds:.0f} s ago, and grows at most once in {interval_seconds:g} s, to one more"
+        )
     return f"{text}; {why}, with which it would be {gain:.2f} times as fast"

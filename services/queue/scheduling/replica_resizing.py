@@ -90,7 +90,9 @@ class ReplicaResizing:
         members = self._members(ranking)
         headroom = headroom_of(self._state)
         jobs = {
-            record.id: elastic_job(record, self._most(record, headroom), now)
+            record.id: elastic_job(
+                record, self._most(record, headroom), self._state.resize_meter.expected(record.spec), now
+            )
             for record in (*members.running, *members.waiting)
         }
         free = self._state.capacity - self._state.table.held() - added([NOTHING, *members.coming])
@@ -216,7 +218,13 @@ class ReplicaResizing:
             role = record.spec.roles[record.spec.elastic_role or 0]
             assert role.elastic
             job = jobs[record.id]
-            record.resize_note = replicas_in_words(job, role.elastic, fits=job.needs.fits(free))
+            note = replicas_in_words(
+                job,
+                role.elastic,
+                fits=job.needs.fits(free),
+                interval_seconds=self.allocator.resize_interval_seconds if self.allocator else 0.0,
+            )
+            record.resize_note = f"{note}; {self._state.resize_meter.expected(record.spec)}"
 
     # Resizes -------------------------------------------------------------------------------------------------
 

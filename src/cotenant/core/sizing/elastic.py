@@ -103,11 +103,33 @@ def ask_targets(
     Raises:
         TargetsFailed: the allocator raised an error, or returned an invalid answer.
     """
-    room = room_for(jobs, free, rigid)
+    needs = list(rigid)
+    room = room_for(jobs, free, needs)
     try:
-        return validated_targets(jobs, room, allocator.targets(jobs, room, now))
+        targets = validated_targets(jobs, room, allocator.targets(jobs, room, now))
+        crowded = bool(needs) or not all(job.replicas for job in jobs)
+        return rate_limited(jobs, targets, allocator.resize_interval_seconds, crowded=crowded)
     except Exception as error:  # third-party code may raise anything
         raise TargetsFailed(f"{type(error).__name__}: {error}") from error
+
+
+def rate_limited(
+    jobs: Sequence[ElasticJob], targets: Mapping[str, int], interval_seconds: float, *, crowded: bool
+) -> Mapping[str, int]:
+    """Return an allocator's targets without changes that come too soon after the last one, whatever it asks for.
+
+    A job that changed less than the interval ago does not grow. It shrinks only if jobs wait (`crowded`), or another
+    one grows into what it gives up.
+
+    >>> job = ElasticJob("a", ReplicaRange(1, 8), 4, NOTHING, (1.0,) * 8, settled_seconds=10.0)
+    >>> [dict(rate_limited([job], {"a": count}, 60.0, crowded=False)) for count in (8, 2)]
+    [{'a': 4}, {'a': 4}]
+    """
+    recent = [job for job in jobs if job.replicas and 0 < job.settled_seconds < interval_seconds]
+    limited = {**targets, **{job.job_id: job.replicas for job in recent if targets[job.job_id] > job.replicas}}
+    if not crowded and all(limited[job.job_id] <= job.replicas for job in jobs):
+        limited |= {job.job_id: job.replicas for job in recent}
+    return limited
 
 
 class InvalidTargets(ValueError):

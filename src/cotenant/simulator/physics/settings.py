@@ -9,6 +9,7 @@ from typing import Literal
 from cotenant.core.model.model_name import FAMILIES, Model, model_of
 from cotenant.core.model.validation import Violation
 from cotenant.core.scheduling.admission import FairShare, Preemption, Rules
+from cotenant.core.sizing.restart_cost import RESTART_SECONDS
 from cotenant.simulator.physics import bandwidth
 from cotenant.simulator.physics.failures import FAILED_PERCENT, KILLED_PERCENT
 
@@ -72,7 +73,7 @@ class Settings:
     rate_noise: float = 0.02
     utilisation: Literal["none", "philly"] = "none"
     preemption_cost_seconds: float | Literal["model"] = 0.0
-    resize_cost_seconds: float = 30.0
+    resize_cost_seconds: float = RESTART_SECONDS
     preemption_grace: bool = True
     checkpoint_interval_seconds: float | None = 1800.0
     failures: Literal["none", "philly"] = "none"

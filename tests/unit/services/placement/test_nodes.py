@@ -15,6 +15,7 @@ from cotenant.agent.v1 import agent_service_pb2_grpc as agent_grpc
 from cotenant.core.failures.retry import RetryRules
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import job_pb2, resources_pb2
+from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
 
 OPERATOR, HEALTH = node_pb2.NODE_STATE_OWNER_OPERATOR, node_pb2.NODE_STATE_OWNER_HEALTH
@@ -458,6 +459,39 @@ async def test_two_gangs_on_one_head_node_have_different_ports(mesh: Mesh) -> No
     await mesh.agent("n1")
     ports = {(await mesh.reach(await mesh.submit(), "RUNNING")).attempt.master_port for _ in range(3)}
     assert len(ports) == 3
+
+
+async def agent_at(mesh: Mesh, node_id: str, address: str) -> SimulatedAgent:
+    agent = SimulatedAgent(node_id, mesh.channel("placement"), gpus=1, cores=4)
+    agent.inventory.address = address
+    agent.start()
+    mesh.agents[node_id] = agent
+    await until(lambda: bool(agent.welcomes))
+    return agent
+
+
+async def test_gangs_on_nodes_of_one_host_have_different_ports(mesh: Mesh) -> None:
+    for node_id in ("n1", "n2"):
+        await agent_at(mesh, node_id, "10.0.0.1")
+    first, second = [(await mesh.reach(await mesh.submit(gpus=1), "RUNNING")).attempt for _ in range(2)]
+    assert first.allocations[0].node_id != second.allocations[0].node_id
+    assert (first.master_address, second.master_address) == ("10.0.0.1", "10.0.0.1")
+    assert first.master_port != second.master_port
+
+
+async def test_parameter_servers_are_told_hosts_and_get_ports_that_no_other_gang_uses(mesh: Mesh) -> None:
+    """Replica r listens on its own host, on the first port + r."""
+    agents = [await agent_at(mesh, f"n{number}", f"10.0.0.{number}") for number in (1, 2)]
+    wanted = spec(gpus=1, cores=3)
+    wanted.roles.add(name="ps", replicas=1).resources.cores = 2
+    answer = await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=wanted))
+    gang = (await mesh.reach(answer.job.id, "RUNNING")).attempt
+    order = agents[0].assignments[answer.job.id, 1]
+    assert list(order.replica_addresses) == [f"10.0.0.{part.node_id[1:]}" for part in gang.allocations]
+    held = {(order.replica_addresses[rank], gang.master_port + rank) for rank in range(2)}
+    for _ in range(3):
+        other = (await mesh.reach(await mesh.submit(gpus=0, cores=1), "RUNNING")).attempt
+        assert (other.master_address, other.master_port) not in held
 
 
 async def test_a_node_takes_no_work_from_the_moment_it_is_closed(mesh: Mesh) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -12,8 +13,10 @@ from benchmarks.agents import SimulatedAgent
 from tests.unit.services.histories import History
 from tests.unit.services.mesh import BACKFILL, QUICK, Mesh, eventually, running, spec, until
 
+from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.errors import from_error
 from cotenant.codec.job_events import kind_of
+from cotenant.core.sizing.restart_cost import ResizeCosts
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.policies.marginal_gain import MarginalGain
 from cotenant.v1 import job_pb2, tenant_service_pb2
@@ -124,6 +127,58 @@ async def test_under_another_allocator_a_job_keeps_its_minimum() -> None:
         await runs_with(mesh, elastic, 2)
         told = await explained(mesh, elastic)
         assert "replicas: 2 of 2..4; the allocator proportional resizes no running jobs" in told.summary
+
+
+def report_step(agent: SimulatedAgent, job_id: str, number: int, step: int) -> None:
+    progress = job_pb2.Progress(step=step)
+    progress.step_time.GetCurrentTime()
+    agent.send(progress=[agent_pb2.ProgressReport(job_id=job_id, number=number, progress=progress)])
+
+
+async def test_a_resize_costs_the_time_until_new_steps_and_is_charged_that(mesh: Mesh) -> None:
+    """Steps that a program makes again, because it saved nothing when it was warned, are no new work."""
+    agent, state = await mesh.agent("n0", gpus=2), mesh.parts["queue"].service.state
+    elastic = await submit_elastic(mesh, 1, 2, model="bert")
+    await runs_with(mesh, elastic, 2)
+    await eventually(lambda: _says(mesh, elastic, "a resize is assumed to cost it 30 s"))
+    report_step(agent, elastic, 1, 100)
+    await until(lambda: state.records[elastic].job.progress.step == 100)
+    rigid = await mesh.submit(gpus=1, cores=1)
+    await mesh.reach(rigid, "RUNNING")
+    await runs_with(mesh, elastic, 1)
+    expected = partial(state.resize_meter.expected, state.records[elastic].spec)
+    report_step(agent, elastic, 2, 90)
+    await until(lambda: state.records[elastic].job.progress.step == 90)
+    assert not expected().measured
+    report_step(agent, elastic, 2, 101)
+    await until(lambda: expected().measured == 1)
+    assert expected().own
+    assert 0 < expected().seconds < 30
+    state.resize_meter.costs = ResizeCosts()
+    state.resize_meter.costs.observe(("default", "bert"), 1e8, 9e8)  # no growth is worth that
+    agent.finish((rigid, 1))
+    await eventually(lambda: _says(mesh, elastic, "one more gains too little for its restart"))
+    summary = (await explained(mesh, elastic)).summary
+    assert "replicas: 1 of 1..2" in summary
+    assert "a resize costs it 1e+09 s (median of 1): 1e+08 s to stop, 9e+08 s until new steps" in summary
+
+
+async def _says(mesh: Mesh, job_id: str, words: str) -> bool:
+    return words in (await explained(mesh, job_id)).summary
+
+
+async def test_a_resize_that_another_end_cuts_off_is_not_measured(mesh: Mesh) -> None:
+    agent, state = await mesh.agent("n0", gpus=2), mesh.parts["queue"].service.state
+    elastic = await submit_elastic(mesh, 1, 2)
+    await runs_with(mesh, elastic, 2)
+    agent.refuses_to_stop = True
+    await mesh.submit(gpus=1, cores=1)
+    await mesh.reach(elastic, "STOPPING")
+    await mesh.jobs.CancelJob(pb.CancelJobRequest(id=elastic))
+    agent.end((elastic, 1), job_pb2.ATTEMPT_STATE_STOPPED, stop_reason=job_pb2.STOP_REASON_RESIZED)
+    await mesh.reach(elastic, "CANCELLED")
+    assert (state.resize_meter._resizes, state.resize_meter._running) == ({}, {})
+    assert not state.resize_meter.expected(state.records[elastic].spec).measured
 
 
 async def test_a_tenants_limit_bounds_the_target(mesh: Mesh) -> None:
