@@ -478,6 +478,7 @@ def _progress(job: Job) -> Mapping[str, Any] | None:
         "loss": progress.loss if progress.HasField("loss") else None,
         "update_time": time_of(progress, "update_time"),
         "throttle": progress.throttle or None,
+        "tracked_runs": dict(sorted(progress.tracked_runs.items())),
     }
 
 
