@@ -19,6 +19,9 @@ SILENCE_SECONDS_MAX = 120.0
 RESTART_SECONDS = 60.0
 SAMPLE_SECONDS = 0.2
 PHASES_MAX = 16  # remembered per attempt
+TRACKERS = ("mlflow", "wandb")
+RUN = re.compile(r"(?a)[\w.-]{1,128}")
+Runs = tuple[tuple[str, str], ...]  # ids of runs in experiment trackers
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class ProgressUpdate:
     loss: float | None = None
     batch: tuple[int, float] | None = None  # requests, and the seconds for all of them
     phase: str = ""  # phase of the step; empty means training
+    runs: Runs = ()
 
 
 def newest_lines(datagram: bytes) -> list[bytes]:
@@ -48,9 +52,9 @@ def parse_line(line: bytes) -> ProgressUpdate | None:
     """Parse `step=12 loss=0.3`, `batch=8 batch_seconds=0.02` or the same as a JSON object; None for any other line.
 
     >>> parse_line(b"step=12 loss=0.5 phase=validation"), parse_line(b"hello")
-    (ProgressUpdate(step=12, loss=0.5, batch=None, phase='validation'), None)
-    >>> parse_line(b'{"batch": 8, "batch_seconds": 0.02}')
-    ProgressUpdate(step=None, loss=None, batch=(8, 0.02), phase='')
+    (ProgressUpdate(step=12, loss=0.5, batch=None, phase='validation', runs=()), None)
+    >>> parse_line(b'{"batch": 8, "batch_seconds": 0.02}').batch, parse_line(b"mlflow_run=1f3c").runs
+    ((8, 0.02), (('mlflow', '1f3c'),))
     """
     text = line[:LINE_BYTES_MAX].decode(errors="replace").strip()
     if text.startswith("{"):
@@ -63,19 +67,26 @@ def parse_line(line: bytes) -> ProgressUpdate | None:
     if not isinstance(fields, dict):
         return None
     batch = fields.get("batch"), fields.get("batch_seconds")
-    return progress_update(fields.get("step"), fields.get("loss"), *batch, fields.get("phase"))
+    named = ((tracker, fields.get(f"{tracker}_run")) for tracker in TRACKERS)
+    runs = tuple((tracker, run) for tracker, run in named if isinstance(run, str) and RUN.fullmatch(run))
+    return progress_update(fields.get("step"), fields.get("loss"), *batch, fields.get("phase"), runs)
 
 
 def progress_update(
-    step: object, loss: object, batch: object = None, batch_seconds: object = None, phase: object = None
+    step: object,
+    loss: object,
+    batch: object = None,
+    batch_seconds: object = None,
+    phase: object = None,
+    runs: Runs = (),
 ) -> ProgressUpdate | None:
-    """Return an update from a step, a loss and a batch of any types; None if none of them is usable."""
+    """Return an update from a step, a loss and a batch of any types, and runs; None if none of them is usable."""
     number, value = _number(step), _number(loss)
     whole = int(number) if number is not None and math.isfinite(number) and 0 <= number <= STEP_MAX else None
     requests = _batch(_number(batch), _number(batch_seconds))
-    if whole is None and value is None and requests is None:
+    if whole is None and value is None and requests is None and not runs:
         return None
-    return ProgressUpdate(whole, value, requests, "" if whole is None else _phase(phase))
+    return ProgressUpdate(whole, value, requests, "" if whole is None else _phase(phase), runs)
 
 
 def _phase(phase: object) -> str:
@@ -109,6 +120,7 @@ class ProgressTracker:
         self.batch: tuple[int, float] | None = None  # since the last report
         self.phase = ""
         self.phase_step = 0  # of the current phase
+        self.runs: dict[str, str] = {}  # the latest of each tracker
         self._points: deque[tuple[float, int]] = deque()
         self._reached: dict[str, tuple[int, float]] = {}  # by phase: its last step, and when it was reported
 
@@ -119,6 +131,7 @@ class ProgressTracker:
         than others: a step that is not beyond the last one of its phase is ignored, unless the phase has not advanced
         for so long that the job must have started it again.
         """
+        self.runs.update(line.runs)
         if line.batch is not None:
             self.batch = line.batch
         last, reached = self._reached.get(line.phase, (-1, -math.inf))

@@ -27,6 +27,7 @@ class ProgressReports:
             phase=track.phase,
             phase_step=track.phase_step if track.phase else 0,
             throttle=self._throttles.describe(key),
+            tracked_runs=track.runs,
         )
         if (age_seconds := track.seconds_since_step(time.monotonic())) is not None:
             progress.step_time.CopyFrom(timestamp(now - age_seconds))

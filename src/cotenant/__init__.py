@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cotenant.client.executor import Executor
     from cotenant.client.function_pickling import CannotPickle
     from cotenant.client.mapping import RemoteError, ResultTooLarge
+    from cotenant.client.plots import Plot
     from cotenant.client.remote_functions import RemoteFunction, job, map
     from cotenant.client.research import Comparison, Simulation, Trace, compare, load_trace, simulate
     from cotenant.client.schedules import ScheduleStatus
@@ -65,6 +66,7 @@ __all__ = [
     "NotConfigured",
     "NotFound",
     "PermissionDenied",
+    "Plot",
     "RemoteError",
     "RemoteFunction",
     "ResultTooLarge",
@@ -94,6 +96,7 @@ _HOMES = {  # by module: the names that it has
     "executor": ("Executor",),
     "function_pickling": ("CannotPickle",),
     "mapping": ("RemoteError", "ResultTooLarge"),
+    "plots": ("Plot",),
     "remote_functions": ("RemoteFunction", "job", "map"),
     "research": ("Comparison", "Simulation", "Trace", "compare", "load_trace", "simulate"),
     "schedules": ("ScheduleStatus",),

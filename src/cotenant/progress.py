@@ -3,7 +3,8 @@
 Or a step for each item of a loop: `for batch in progress(loader):`.
 
 It needs only the standard library, never raises, never blocks, and does nothing outside of Cotenant. Each call takes a
-few microseconds; at most 20 lines a second are sent, and the last line is always sent at exit.
+few microseconds; at most 20 lines a second are sent, and the last line is always sent at exit. If the process has a run
+of MLflow or Weights & Biases, its id is reported as well.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import ModuleType
 TYPE_CHECKING = False  # as type checkers read it; importing `typing` would take longer than the rest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any, TypeVar
 
     T = TypeVar("T")
@@ -65,9 +66,36 @@ class _Reporter:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._socket.setblocking(False)
-            lines = "\n".join(list(self._unsent.values()))  # a copy: a service may report from several threads
+            told = [*self._unsent.values()]  # a copy: a service may report from several threads
+            if runs := _tracked_runs():  # in each report: an agent that was restarted has forgotten them
+                told.append(" ".join(f"{tracker}_run={run}" for tracker, run in runs.items()))
+            lines = "\n".join(told)
             self._socket.sendto(lines.encode(), self._path)
             self._unsent = {}
+
+
+def _tracked_runs() -> dict[str, str]:
+    """Return the ids of this process's runs in experiment trackers; what it has not imported is not imported here."""
+    found = {"mlflow": _active_run("mlflow", _mlflow_run), "wandb": _active_run("wandb", _wandb_run)}
+    return {tracker: _word(run) for tracker, run in found.items() if run and isinstance(run, str)}
+
+
+def _active_run(tracker: str, run_of: Callable[[Any], object]) -> object:
+    variable = os.environ.get(f"{tracker.upper()}_RUN_ID")
+    module = sys.modules.get(tracker)
+    try:
+        return (run_of(module) if module else None) or variable
+    except Exception:  # whatever another library raises; training matters more
+        return variable
+
+
+def _mlflow_run(mlflow: Any) -> object:
+    active = mlflow.active_run()
+    return active and active.info.run_id
+
+
+def _wandb_run(wandb: Any) -> object:
+    return wandb.run and wandb.run.id
 
 
 def _word(text: str) -> str:

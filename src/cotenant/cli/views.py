@@ -482,6 +482,7 @@ def _progress(job: Job) -> Mapping[str, Any] | None:
         "update_time": time_of(progress, "update_time"),
         "throttle": progress.throttle or None,
         "launch": progress.launch or None,
+        "tracked_runs": dict(sorted(progress.tracked_runs.items())),
     }
 
 

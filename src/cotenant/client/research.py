@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -10,11 +11,15 @@ from typing import Any, TypedDict, Unpack, cast
 
 from cotenant import extras
 from cotenant.client.errors import BadField, CotenantError, InvalidArgument
+from cotenant.client.plots import Plots
 
 try:
     from cotenant.core.policy.profiles import find
+    from cotenant.core.policy.protocols import ContentionPolicy, CpuAllocator, PlacementPolicy, Predictor, QueuePolicy
     from cotenant.simulator.comparison import summary
     from cotenant.simulator.comparison.arms import arms_of
+    from cotenant.simulator.comparison.runner import arm_run_of
+    from cotenant.simulator.comparison.time_series import Sampler
     from cotenant.simulator.results import Outcome, Result
     from cotenant.simulator.scenario import Scenario
     from cotenant.simulator.traces import Trace, load
@@ -29,16 +34,20 @@ __all__ = ["Comparison", "Simulation", "Trace", "compare", "load_trace", "simula
 
 FRAMES = ("pandas", "polars")  # the first that is installed
 SCALARS = (str, int, float, type(None))
+SHOWN = ("finished", "avg_jct_seconds", "p95_jct_seconds", "avg_queue_seconds", "makespan_seconds", "gpu_utilisation")
 
 
 class ScenarioFields(TypedDict, total=False):
-    """The policies of a simulation and what else decides its result, as options of `cotenant simulate`."""
+    """The policies of a simulation and what else decides its result, as options of `cotenant simulate`.
 
-    queue: str
-    placement: str
-    allocator: str
-    predictor: str
-    contention: str
+    A policy is named, or is an object: one that is not installed, or has its options already.
+    """
+
+    queue: str | QueuePolicy
+    placement: str | PlacementPolicy
+    allocator: str | CpuAllocator
+    predictor: str | Predictor
+    contention: str | ContentionPolicy
     profile: str
     options: Mapping[str, object]  # by GROUP.KEY, such as {"queue.mode": "backfill"}
     overlay: str
@@ -47,11 +56,13 @@ class ScenarioFields(TypedDict, total=False):
     skip_bad_rows: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Simulation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Simulation(Plots):
     """The result of a simulation. `result` has each figure as an attribute; `cotenant.simulator` documents them."""
 
     result: Result
+    _scenario: Scenario
+    _sampler: Sampler
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -66,9 +77,19 @@ class Simulation:
         """Return a data frame with a row for each job, of pandas or else polars."""
         return _frame(self.rows())
 
+    def _compared(self) -> summary.Comparison:
+        return summary.comparison_of_one(self._scenario, arm_run_of(self.result, self._sampler))
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+    def __repr__(self) -> str:
+        policies = ", ".join(f"{group} {name}" for group, name in self.figures["policies"].items())
+        return f"<Simulation of {self.result.jobs} jobs: {policies}>"
+
+    def _repr_html_(self) -> str:
+        return _html_table([{name: self.figures[name] for name in SHOWN}])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Plots):
     """The result of a comparison of arms."""
 
     comparison: summary.Comparison
@@ -89,6 +110,15 @@ class Comparison:
         """Return a data frame with a row for each arm, of pandas or else polars."""
         return _frame(self.rows())
 
+    def _compared(self) -> summary.Comparison:
+        return self.comparison
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(self.figures)}>"
+
+    def _repr_html_(self) -> str:
+        return _html_table([{name: row.get(name) for name in ("arm", *SHOWN)} for row in self.rows()])
+
 
 def load_trace(path: str | Path, format: str | None = None, *, skip_bad_rows: bool = False) -> Trace:
     """Return the jobs of a trace; `sample` is bundled.
@@ -105,20 +135,30 @@ def simulate(trace: str | Path | Trace, cluster: str, **fields: Unpack[ScenarioF
     >>> simulate("sample", "2x8", queue="las").result.finished
     260
     """
-    given = trace if isinstance(trace, Trace) else None
-    return Simulation(_scenario(trace, cluster, fields).run(trace=given))
+    scenario = _scenario(trace, cluster, fields)
+    jobs = trace if isinstance(trace, Trace) else scenario.read()
+    since = jobs.snapshot_state.now_seconds if jobs.snapshot_state else 0.0
+    sampler = Sampler(bars=False, since_seconds=since)
+    return Simulation(scenario.run(trace=jobs, recorder=sampler), scenario, sampler)
 
 
 def compare(
-    trace: str | Path, cluster: str, arms: Sequence[str], *, seeds: int = 1, **fields: Unpack[ScenarioFields]
+    trace: str | Path,
+    cluster: str,
+    arms: Sequence[str | QueuePolicy],
+    *,
+    seeds: int = 1,
+    **fields: Unpack[ScenarioFields],
 ) -> Comparison:
     """Run arms, which are profiles or queue policies, on the same trace and cluster, and compare them with the first.
+
+    An arm may be a policy object, which need not be installed.
 
     >>> compare("sample", "2x8", ["fifo", "las"]).figures["fifo"]["finished"]
     260.0
     """
     wanted = arms_of(arms, (), _scenario(trace, cluster, fields))
-    return Comparison(summary.compare(wanted, seeds=seeds))
+    return Comparison(summary.compare(wanted, seeds=seeds, drawn=True))
 
 
 def _scenario(trace: str | Path | Trace, cluster: str, fields: ScenarioFields) -> Scenario:
@@ -161,3 +201,22 @@ def _frame(rows: list[dict[str, Any]]) -> Any:
     raise CotenantError(
         "to_frame needs pandas or polars", reason="MISSING_LIBRARY", hint="pip install pandas; rows() needs neither"
     )
+
+
+def _html_table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Return rows with the same keys as an HTML table.
+
+    >>> _html_table([{"arm": "<a>", "jct": 1234.5}])[-67:]
+    '<tbody><tr><td>&lt;a&gt;</td><td>1,234.5</td></tr></tbody></table>'
+    """
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(_shown(value))}</td>" for value in row.values()) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 1 else f"{value:,.1f}"
+    return "" if value is None else str(value)

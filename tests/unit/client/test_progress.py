@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -57,3 +58,25 @@ def test_an_error_of_the_loop_is_its_own(agent: socket.socket) -> None:
 
     with pytest.raises(OSError, match="bad disk"):
         list(progress.over(failing()))  # type: ignore[arg-type]  # typed loosely
+
+
+def test_runs_of_experiment_trackers_are_reported(agent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow and Weights & Biases are stand-ins here, with the calls of theirs that are used."""
+    mlflow = SimpleNamespace(active_run=lambda: SimpleNamespace(info=SimpleNamespace(run_id="1f3c")))
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=None))
+    monkeypatch.setenv("WANDB_RUN_ID", "odd id\n")
+    progress.step()
+    assert agent.recv(100).decode() == "step=1\nmlflow_run=1f3c wandb_run=odd_id_"
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=SimpleNamespace(id="x7")))
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(active_run=lambda: None))
+    progress.step()
+    assert agent.recv(100).decode() == "step=2\nwandb_run=x7"
+
+
+def test_a_broken_tracker_does_not_break_the_job(agent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(active_run=lambda: 1 / 0))
+    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
+    monkeypatch.setenv("MLFLOW_RUN_ID", "1f3c")
+    progress.step()
+    assert agent.recv(100).decode() == "step=1\nmlflow_run=1f3c"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import cotenant
+from cotenant.core.model.job_table import Jobs
+from cotenant.core.policy.protocols import Order
 from cotenant.simulator import simulate as plain_simulate
 
 
@@ -29,6 +33,42 @@ def test_arms_are_compared() -> None:
     assert list(comparison.figures) == ["fifo", "srsf"]
     assert comparison.figures["srsf"]["avg_jct_seconds"] < comparison.figures["fifo"]["avg_jct_seconds"]
     assert [row["arm"] for row in comparison.rows()] == ["fifo", "srsf"]
+
+
+class NewestFirst:
+    """A policy that is not installed."""
+
+    name = "newest-first"
+    api_version = 1
+    preemptive = strict = running_first = False
+
+    def order(self, jobs: Jobs, now: float) -> Order:
+        return Order(level=np.zeros(len(jobs), dtype=np.int64), score=-jobs.arrival_seconds)
+
+
+def test_a_policy_need_not_be_installed() -> None:
+    alone = cotenant.simulate("sample", "2x8", queue=NewestFirst())
+    assert alone.figures["policies"]["queue"] == "newest-first"
+    comparison = cotenant.compare("sample", "2x8", ["fifo", NewestFirst()])
+    assert list(comparison.figures) == ["fifo", "newest-first"]
+    assert comparison.figures["newest-first"]["avg_jct_seconds"] == alone.result.avg_jct_seconds
+
+
+def test_results_are_plotted_and_shown_as_tables(tmp_path: Path) -> None:
+    comparison = cotenant.compare("sample", "2x8", ["fifo", "srsf"])
+    alone = cotenant.simulate("sample", "2x8")
+    for made in (
+        *(comparison.plot_averages(), comparison.plot_distributions(), comparison.plot_over_time()),
+        *(comparison.plot_waits(), comparison.plot_by_size(), alone.plot_distributions(), alone.plot_over_time()),
+    ):
+        assert made.title
+        assert made.figure.axes
+    plot = comparison.plot_averages()
+    assert plot._repr_png_().startswith(b"\x89PNG")
+    plot.save(tmp_path / "averages.svg")
+    assert "<svg" in (tmp_path / "averages.svg").read_text()
+    assert "<td>srsf</td>" in comparison._repr_html_()
+    assert alone._repr_html_().count("<tr>") == 2
 
 
 def test_bad_fields_are_all_named() -> None:

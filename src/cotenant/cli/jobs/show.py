@@ -252,6 +252,8 @@ def _progress_lines(view: views.View) -> Pairs:
         of = f" of {progress['steps']}" if progress["steps"] else ""
         loss = "" if progress["loss"] is None else f", loss {progress['loss']:g}"
         yield "progress", f"step {progress['step']}{of}, {progress['rate_per_second']:g} per second{loss}"
+    for tracker, run in (progress or {}).get("tracked_runs", {}).items():
+        yield f"{tracker} run", run
     yield "GPU-hours", f"{view['attained_gpu_seconds'] / 3600:.3g}" if view["attained_gpu_seconds"] else ""
     yield "failures", f"{view['failures']} (at most {view['retries']} are retried)" if view["failures"] else ""
     yield "launch failures", f"{view['launch_failures']} (not counted as failures)" if view["launch_failures"] else ""

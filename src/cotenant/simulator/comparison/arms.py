@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from cotenant.core.model.validation import shown
 from cotenant.core.policy.profiles import PROFILES
+from cotenant.core.policy.protocols import QueuePolicy
 from cotenant.core.spelling import did_you_mean
 from cotenant.plugins import POLICY_GROUPS
 from cotenant.simulator.scenario import Scenario
@@ -33,8 +35,10 @@ class ComparedArm:
     scenario: Scenario
 
 
-def arms_of(names: Sequence[str], labelled: Sequence[str], shared: Scenario) -> tuple[ComparedArm, ...]:
+def arms_of(names: Sequence[str | QueuePolicy], labelled: Sequence[str], shared: Scenario) -> tuple[ComparedArm, ...]:
     """Return arms: `names` are profiles, or queue policies with optional options; `labelled` are labels with choices.
+
+    A queue policy may be an object, too; its name is the label.
 
     >>> [arm.label for arm in arms_of(["fifo", "las:steal=2"], ["a=fifo,placement=count"], Scenario("t", "1x1"))]
     ['fifo', 'las:steal=2', 'a']
@@ -53,7 +57,9 @@ def arms_of(names: Sequence[str], labelled: Sequence[str], shared: Scenario) -> 
     return tuple(arms)
 
 
-def _named(text: str, shared: Scenario) -> ComparedArm:
+def _named(text: str | QueuePolicy, shared: Scenario) -> ComparedArm:
+    if not isinstance(text, str):
+        return ComparedArm(text.name, shared.choosing({"queue": cast("str", text)}, {}))  # `simulate` takes objects
     if text.strip() in PROFILES:
         return ComparedArm(text.strip(), shared.under(PROFILES[text.strip()]))
     name, *pairs = text.strip().split(":")

@@ -45,6 +45,9 @@ from cotenant.v1 import job_pb2
         (b"loss=2", ProgressUpdate(None, 2)),
         (b"step=7.0", ProgressUpdate(7)),
         (b"batch=8 batch_seconds=0.02", ProgressUpdate(batch=(8, 0.02))),
+        (b"mlflow_run=1f3c wandb_run=x7 other_run=9", ProgressUpdate(runs=(("mlflow", "1f3c"), ("wandb", "x7")))),
+        (b'{"step": 7, "wandb_run": 12}', ProgressUpdate(7)),
+        (b"wandb_run=" + b"x" * 129, None),
         (b"batch=8", None),
         (b"batch=8 batch_seconds=nan", None),
         (b"batch=0 batch_seconds=1", None),
@@ -365,7 +368,8 @@ def test_sockets_of_jobs_that_an_earlier_release_started_are_found(
 
 
 async def test_a_jobs_progress_reaches_placement(placement: Placement, agent: RunningAgent) -> None:
-    script = HELPER + "import time\nfor n in range(1, 6): progress.step(n * 10, loss=1 / n)"
+    tracked = "import os; os.environ['MLFLOW_RUN_ID'] = '1f3c'\n"
+    script = HELPER + tracked + "for n in range(1, 6): progress.step(n * 10, loss=1 / n)"
     placement.assign(assignment("teller", [sys.executable, "-c", script]))
     await placement.ended("teller")
     last = await placement.until(
@@ -374,6 +378,7 @@ async def test_a_jobs_progress_reaches_placement(placement: Placement, agent: Ru
         )
     )
     assert (last.job_id, last.number, last.progress.loss) == ("teller", 1, pytest.approx(0.2))
+    assert last.progress.tracked_runs == {"mlflow": "1f3c"}
     assert last.progress.update_time.seconds == pytest.approx(time.time(), abs=60)
 
 
