@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -257,7 +257,7 @@ def on_cotenant(jobs: Sequence[ModelJob], directory: Path, state: Path) -> Outco
             words = [sys.executable, str(Path(__file__)), "--node", f"v{number}", str(state / f"v{number}.json")]
             with (state / f"v{number}.log").open("wb") as log:
                 executors.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
-        mesh.until(lambda: sum(n["id"].startswith("v") for n in mesh.json("nodes")) == NODES, "the nodes")
+        mesh.until(lambda: sum(n["id"].startswith("v") for n in mesh.json("nodes")) == NODES, "the nodes", SECONDS_MAX)
         return measure_arm(CotenantArm(mesh), jobs, directory)
     finally:
         mesh.close()
@@ -315,7 +315,7 @@ def measure(quick: bool) -> Sequence[harness.Row]:
     with tempfile.TemporaryDirectory(prefix="slurm-benchmark-", dir="/tmp") as folder:
         home = Path(folder)
         home.chmod(0o755)
-        arms = {
+        arms: dict[str, Callable[[], Outcome]] = {
             "Slurm": lambda: on_slurm(jobs, home / "plain"),
             "Slurm, bridge learning": lambda: on_slurm(jobs, home / "learning", home / "state"),
             "Slurm, bridge": lambda: on_slurm(jobs, home / "beside", home / "state"),
