@@ -257,7 +257,7 @@ def on_cotenant(jobs: Sequence[ModelJob], directory: Path, state: Path) -> Outco
             words = [sys.executable, str(Path(__file__)), "--node", f"v{number}", str(state / f"v{number}.json")]
             with (state / f"v{number}.log").open("wb") as log:
                 executors.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
-        mesh.until(lambda: sum(n["id"].startswith("v") for n in mesh.json("nodes")) == NODES, "the nodes")
+        mesh.until(lambda: sum(n["id"].startswith("v") for n in mesh.json("nodes")) == NODES, "the nodes", SECONDS_MAX)
         return measure_arm(CotenantArm(mesh), jobs, directory)
     finally:
         mesh.close()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import structlog
 
+from cotenant.core.model.estimate import Estimate
 from cotenant.core.policy.protocols import QueuePolicy
 from cotenant.rpc.connections import ProcessProblem
 from cotenant.services.slurm.cluster_watch import ClusterWatch
@@ -72,11 +73,10 @@ class ActConfig:
 class CoreTable:
     """Learns cores from runs, and keeps the table that the script in slurmctld reads."""
 
-    def __init__(self, config: ActConfig) -> None:
+    def __init__(self, config: ActConfig, history: RunHistory) -> None:
         self.choices: Sequence[CoreChoice] = ()
         self._problems: dict[Path, ProcessProblem] = {}
-        self._config = config
-        self._history, self._unsaved = _loaded(config.history), False
+        self._config, self._history, self._unsaved = config, history, False
         self._written: tuple[Sequence[CoreChoice], TableRules] | None = None
         self._written_seconds = float("-inf")
         self._said: set[str] = set()
@@ -133,9 +133,9 @@ class CoreTable:
 class PendingOrder:
     """Sets the SiteFactors of pending jobs by the order of a queue policy."""
 
-    def __init__(self, config: ActConfig, slurm: SlurmCommands, policy: QueuePolicy) -> None:
+    def __init__(self, config: ActConfig, history: RunHistory, slurm: SlurmCommands, policy: QueuePolicy) -> None:
         self.problem: ProcessProblem | None = None
-        self._config, self._slurm, self._policy = config, slurm, policy
+        self._config, self._history, self._slurm, self._policy = config, history, slurm, policy
         self._said: dict[str, int] = {}
 
     async def renew(self, picture: Picture, start_times: StartTimes) -> None:
@@ -145,7 +145,8 @@ class PendingOrder:
             SlurmAway: Slurm does not answer.
         """
         scene = (await start_times.answers()).scene
-        order = await asyncio.to_thread(planned_order, picture, scene.estimates, self._policy, time.time())
+        estimates = {**scene.estimates, **self._by_cores(picture)}
+        order = await asyncio.to_thread(planned_order, picture, estimates, self._policy, time.time())
         if not order:
             return
         changes = site_factors(order, await self._slurm.site_factors(), self._config.weight)
@@ -153,6 +154,15 @@ class PendingOrder:
             self._say(changes)
         else:
             await self._apply(changes)
+
+    def _by_cores(self, picture: Picture) -> dict[str, Estimate]:
+        """Return the estimates of jobs whose kind ran before: the predictor knows nothing of other core counts."""
+        found = {}
+        for job in picture.jobs.values():
+            seconds = self._history.expected_seconds(job, picture) if job.waits else None
+            if seconds is not None:
+                found[job.id] = Estimate(predictable=True, confidence=1.0, remaining_seconds=seconds, source="runs")
+        return found
 
     def _say(self, changes: Mapping[str, int]) -> None:
         new = {job: factor for job, factor in changes.items() if self._said.get(job) != factor}
@@ -193,8 +203,9 @@ class Acting:
         self._configuration: Mapping[str, str] = {}
         self._defaults: Mapping[str, int] = {}
         self._read_seconds = float("-inf")
-        self.cores = CoreTable(config) if CORES in config.acts else None
-        self.order = PendingOrder(config, slurm, policy) if ORDER in config.acts else None
+        history = _loaded(config.history) if CORES in config.acts else RunHistory()
+        self.cores = CoreTable(config, history) if CORES in config.acts else None
+        self.order = PendingOrder(config, history, slurm, policy) if ORDER in config.acts else None
 
     def ended(self, jobs: Sequence[SlurmJob], picture: Picture) -> None:
         """Learn from jobs that ended."""

@@ -128,6 +128,14 @@ class RunHistory:
         if len(self._kinds) > KINDS_MAX:
             del self._kinds[next(iter(self._kinds))]
 
+    def expected_seconds(self, job: SlurmJob, picture: Picture) -> float | None:
+        """Return how long a job will run on its cores, by earlier runs of its kind on any; None if nothing is known."""
+        kind = kind_of(job)
+        windows = self._kinds.get(kind) if kind else None
+        if kind is None or windows is None or not job.cpus:
+            return None
+        return seconds_at(windows.points(), -(-job.cpus // _threads(kind, picture)))
+
     def choices(
         self, picture: Picture, cpus_per_gpu_max: int | None = None, defaults: Mapping[str, int] | None = None
     ) -> list[CoreChoice]:

@@ -66,6 +66,8 @@ class Predictions:
 
     async def send(self) -> None:
         """Send what was noted; keep it while the predictor does not take it."""
+        if self._ended:  # what was unpredictable may no longer be
+            self._known = {job_id: known for job_id, known in self._known.items() if known[0].predictable}
         while self._ended:
             batch = [self._ended[place] for place in range(min(len(self._ended), QUERIES_MAX))]
             try:

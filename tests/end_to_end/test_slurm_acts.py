@@ -219,6 +219,7 @@ def submit_waiting(slurm: SlurmCluster) -> dict[str, str]:
     return jobs
 
 
+@pytest.mark.deep
 def test_pending_jobs_are_ordered_and_stay_so(acting: Acting) -> None:
     jobs = submit_waiting(acting.slurm)
     serving = acting.start("--act", "order")

@@ -199,6 +199,22 @@ def test_the_table_is_written_kept_and_withdrawn(tmp_path: Path) -> None:
     assert [*folder.iterdir()] == []
 
 
+def test_a_kind_on_new_cores_is_ordered_by_its_earlier_runs(tmp_path: Path) -> None:
+    config = ActConfig(frozenset({"cores", "order"}), table=tmp_path / "table", history=tmp_path / "runs")
+    train: dict[str, Any] = {"name": "train", "user_id": 7, "partitions": ("main",)}
+    waiting = picture(
+        [NODE],
+        replace(PENDING, id="60", number=60),  # expected to take as many seconds
+        replace(PENDING, id="900", number=900, cpus=2, **train),  # likewise, but 100 on one core
+        replace(PENDING, id="120", number=120),
+    )
+    slurm = FakeSlurm()
+    act = acting(config, slurm, waiting)
+    act.ended([completed(1)], waiting)
+    asyncio.run(act.renew())
+    assert sorted(slurm.factors, key=lambda job: -slurm.factors[job]) == ["60", "900", "120"]
+
+
 def test_a_damaged_history_is_forgotten(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("{")
     config = ActConfig(frozenset({"cores"}), table=tmp_path / "table", history=tmp_path / "runs")

@@ -52,6 +52,14 @@ def test_the_fewest_cores_at_full_speed_are_found_within_ten_runs(theta: int) ->
     assert given[:2] == [1, 1]  # two runs before the first trial
 
 
+def test_the_length_on_cores_that_were_never_tried_is_known() -> None:
+    history = RunHistory()
+    history.add(ran(JOB, 20.0, 4), CLUSTER)
+    lengths = [history.expected_seconds(replace(JOB, cpus=cpus), CLUSTER) for cpus in (2, 4, 8)]
+    assert lengths == [40.0, 20.0, 20.0]
+    assert history.expected_seconds(replace(JOB, name="other"), CLUSTER) is None
+
+
 def test_a_job_with_too_many_cores_is_slimmed_and_needs_room_in_its_time_limit() -> None:
     history, _ = learned(3, 10, first=8)
     (choice,) = history.choices(CLUSTER)
