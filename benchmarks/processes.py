@@ -25,7 +25,7 @@ from cotenant.rpc.channel import connect
 from cotenant.v1 import array_service_pb2_grpc, job_service_pb2_grpc
 
 SERVICES = ("placement", "predictor", "queue", "contention")
-START_SECONDS_MAX = 60.0
+START_SECONDS_MAX = 240.0  # on a machine with much other load
 END_SECONDS_MAX = 20.0
 GPUS, CORES = 8, 24
 CHANNELS = 10  # that the agents share

@@ -97,6 +97,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
         "sizing_live": Form(10),
         "predictor_duration": Form(30),
         "kills": Form(40),
+        "web_dashboard": Form(120, excluded="needs a Chromium, and the default set has no minutes left for it"),
     }
 )
 

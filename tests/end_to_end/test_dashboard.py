@@ -433,6 +433,8 @@ def test_the_cluster_shows_who_holds_what(window: Window, jobs: dict[str, str]) 
     page = window.open("/cluster")
     page.wait_for_selector(f".legend a[href='/jobs/{jobs['trains']}']")
     page.wait_for_function("() => document.querySelector('.node canvas').height > 20")
+    page.click(".node summary")
+    page.wait_for_selector(f".node a[href='/jobs/{jobs['trains']}']")
     window.check("cluster")
 
 
@@ -721,3 +723,33 @@ def test_who_may_not_change_a_job_gets_no_shell(mesh: Mesh, base: str, jobs: dic
         with pytest.raises(urllib.error.HTTPError) as refused:
             reader._opener.open(request, timeout=SECONDS_MAX)
         assert refused.value.code == 404
+
+
+def test_a_job_is_held_reprioritized_and_run_again(window: Window, mesh: Mesh, jobs: dict[str, str]) -> None:
+    page = window.open(f"/jobs/{jobs['waits']}")
+    page.wait_for_selector("[data-action=suspend] >> text=Hold")
+    page.fill("#priority", "7")
+    page.click("#priority-form button")
+    page.wait_for_selector("text=The priority is changed.")
+    assert mesh.client.job(jobs["waits"]).spec.priority == 7
+    page.locator("#if-deadline").focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#out-deadline >> text=1 hour")
+    page.wait_for_selector("#if-answer .yes, #if-answer .no")
+    page = window.open(f"/jobs/{jobs['fails']}")
+    page.click("[data-action=rerun] button")
+    page.wait_for_selector("text=This is a new job like the one before.")
+    again = page.url.rpartition("/")[2].partition("?")[0]
+    assert again != jobs["fails"]
+    assert mesh.client.job(again).spec.name == "export-onnx"
+    assert window.complaints == []
+
+
+def test_a_browser_whose_clock_is_off_shows_ages_by_the_clock_of_the_mesh(window: Window, jobs: dict[str, str]) -> None:
+    window.page.add_init_script("const real = Date.now; Date.now = () => real() - 7200e3")
+    page = window.open(f"/jobs/{jobs['fails']}")
+    page.wait_for_selector("#events time")
+    ages = page.locator("#events time").all_inner_texts()
+    assert ages
+    assert all(re.fullmatch(r"\d+ (s|min) ago", age) for age in ages), ages
+    assert page.evaluate("import('/static/page.js').then((page) => page.now() - Date.now() / 1000)") > 7000

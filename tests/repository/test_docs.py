@@ -39,3 +39,12 @@ def test_every_page_is_in_the_index() -> None:
     listed = {path for path, _ in _links(DOCS / "README.md")}
     pages = {*DOCS.glob("*.md"), *(DOCS / "tutorials").glob("*.md")} - {DOCS / "README.md", DOCS / "index.md"}
     assert sorted(page.name for page in pages - listed) == []
+
+
+def test_the_pictures_of_the_dashboard_are_those_that_its_tests_take() -> None:
+    taken = set(re.findall(r'\.check\("(\w+)"\)', (ROOT / "tests/end_to_end/test_dashboard.py").read_text()))
+    pages = (ROOT / "docs").rglob("*.md")
+    shown = set(re.findall(r"_static/dashboard-([a-z]+)\.png", " ".join(page.read_text() for page in pages)))
+    kept = {path.stem.removeprefix("dashboard-") for path in (ROOT / "docs/_static").glob("dashboard-*.png")}
+    assert shown == kept
+    assert kept <= taken

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import grpc.aio
 import jinja2
@@ -27,7 +27,7 @@ from cotenant.codec.errors import from_error
 from cotenant.rpc.access import Access, AccessError
 from cotenant.v1.job_service_pb2 import ListJobsRequest, ReadLogsRequest
 from cotenant.web import tenant_board
-from cotenant.web.actions import ACTIONS, WORDS, read_wanted, try_requests
+from cotenant.web.actions import ACTIONS, WORDS, read_wanted, set_priority, try_requests
 from cotenant.web.boards import Board
 from cotenant.web.changes import Changes
 from cotenant.web.guards import Guards
@@ -101,7 +101,13 @@ class Dashboard:
     def page(self, name: str, request: Request, code: int = 200, **values: Any) -> HTMLResponse:
         """Return a page."""
         session = values.pop("session", None)
-        values = {"csrf": session.csrf if session else "", "path": request.url.path, "notice": "", **values}
+        values = {
+            "csrf": session.csrf if session else "",
+            "path": request.url.path,
+            "notice": "",
+            "now": time.time(),
+            **values,
+        }
         return HTMLResponse(self.templates.get_template(f"{name}.html").render(values), code)
 
     def set_cookie(self, response: Response, name: str, value: str, seconds: float = LIFE_SECONDS) -> None:
@@ -187,8 +193,7 @@ class Dashboard:
         """One job."""
         view = await visit.principal.explain(request.path_params["job_id"])
         job = view["job"]
-        ended = job["phase"] in ("succeeded", "failed", "cancelled")
-        may_change = not ended and await visit.principal.may_change(job["id"], job["priority"])
+        may_change = await visit.principal.may_change(job["id"], job["priority"])
         safe = inert_values(view)
         notice = WORDS.get(request.query_params.get("done", ""), "")
         return self.page(
@@ -375,12 +380,16 @@ class Dashboard:
         return Response(status_code=204)
 
     async def act(self, request: Request, visit: Visit) -> Response:
-        """Cancel, suspend or resume a job."""
+        """Cancel, suspend, resume or rerun a job, or change its priority."""
         job_id, name = request.path_params["job_id"], request.path_params["action"]
-        if name not in ACTIONS:
+        if name == "priority":
+            wanted = (await _form(request)).get("priority", "")
+            await visit.principal.call(lambda mesh: set_priority(mesh, job_id, wanted))
+        elif name not in ACTIONS:
             raise HTTPException(404)
-        await visit.principal.call(lambda mesh: ACTIONS[name](mesh, job_id))
-        return RedirectResponse(f"{request.url.path.rpartition('/')[0]}?done={name}", 303)
+        elif made := await visit.principal.call(lambda mesh: ACTIONS[name](mesh, job_id)):
+            job_id = made
+        return RedirectResponse(f"/jobs/{quote(job_id, safe='')}?done={name}", 303)
 
 
 async def _of_ids(request: Request, find: Callable[[str], Awaitable[Row]]) -> Response:

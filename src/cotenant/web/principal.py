@@ -40,7 +40,7 @@ from cotenant.web import incident_board, lab_board, prediction_board, queue_boar
 from cotenant.web.boards import Board, BoardKind
 from cotenant.web.changes import Changes
 from cotenant.web.node_fit import node_fits, scheduler_words
-from cotenant.web.rows import Row, capacity, held, job_row, node_row, ranks, sample, to_json
+from cotenant.web.rows import Row, Sample, capacity, held, job_row, node_row, ranks, sample, to_json
 
 T = TypeVar("T")
 log = telemetry.logger()
@@ -75,7 +75,7 @@ class Principal:
         self._dirty: set[str] = set()  # nodes whose row is to be written again
         self._jobs: dict[str, Job] = {}
         self._held: dict[str, dict[str, Row]] = {}  # by node and job
-        self._samples: dict[str, deque[tuple[float, float, int, int]]] = {}
+        self._samples: dict[str, deque[Sample]] = {}
         self._stories: dict[str, Story] = {}
         self._explained: dict[str, tuple[float, ExplainJobResponse]] = {}
         self._boards: dict[str, Board] = {}
@@ -154,7 +154,7 @@ class Principal:
         if story := self._stories.get(job.id):
             story.wake()
 
-    def _record(self, job_id: str, reported: tuple[float, float, int, int]) -> None:
+    def _record(self, job_id: str, reported: Sample) -> None:
         """Keep a report of a running job; one that only repeats the last is none."""
         kept = self._samples.setdefault(job_id, deque(maxlen=SAMPLES_MAX))
         if not kept or kept[-1][1:] != reported[1:]:
@@ -170,7 +170,7 @@ class Principal:
         self._samples.pop(job_id, None)
         self.jobs.remove(job_id)
 
-    def samples(self, job_id: str) -> list[tuple[float, float, int, int]]:
+    def samples(self, job_id: str) -> list[Sample]:
         """Return the reports of a job since it has been watched."""
         return list(self._samples.get(job_id, ()))
 
@@ -331,7 +331,7 @@ class Story:
         """Read the job again at once."""
         self._woken.set()
 
-    def add_sample(self, reported: tuple[float, float, int, int]) -> None:
+    def add_sample(self, reported: Sample) -> None:
         """Add a report of the running job."""
         self._number += 1
         self.samples.put(str(self._number), to_json(reported))

@@ -142,12 +142,16 @@ def capacity(nodes: Sequence[Node]) -> Row:
     }
 
 
-def sample(job: Job, now: float) -> tuple[float, float, int, int] | None:
-    """Return the time, rate, cores and step of a running job's last report; None without one."""
+Sample = tuple[float, float, int, int, float | None]  # time, rate, cores, step and loss
+
+
+def sample(job: Job, now: float) -> Sample | None:
+    """Return a running job's last report; None without one."""
     if not job.HasField("progress") or not is_live(job):
         return None
     reported = seconds(job.progress.update_time) if job.progress.HasField("update_time") else now
-    return reported, job.progress.rate_per_second, views.allocated_cores(job.attempt), job.progress.step
+    rate, cores, step = job.progress.rate_per_second, views.allocated_cores(job.attempt), job.progress.step
+    return reported, rate, cores, step, job.progress.loss if job.progress.HasField("loss") else None
 
 
 def _time(job: Job, field: Literal["create_time", "start_time", "end_time"]) -> float | None:

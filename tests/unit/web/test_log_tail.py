@@ -43,6 +43,19 @@ def test_a_line_without_end_is_bounded() -> None:
     assert len(batch["begun"][0][1]) < LINE_CHARACTERS_MAX + 40
 
 
+def test_a_line_of_ten_megabytes_costs_what_is_shown_of_it() -> None:
+    tail = LogTail()
+    for _ in range(160):
+        tail.feed(0, b"x" * 65536)
+        assert sum(len(one) for one in tail._begun.values()) <= 8_000
+    tail.feed(0, b"end\nnext\n")
+    assert (batch := tail.take())
+    [(_, first), (_, second)] = batch["lines"]
+    assert len(first) < 2_100
+    assert first.endswith("more characters")
+    assert second == "next"
+
+
 def test_a_progress_bar_is_shown_as_it_ends_up() -> None:
     assert shown("10 %\r100 %") == "100 %"
     assert shown("line of windows\r") == "line of windows"

@@ -6,8 +6,14 @@ const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00
 const DARK_TEXT = new Set(["#e69f00", "#56b4e9", "#f0e442", "#cc79a7", "#009e73"]);
 const PATTERNS = 4, LEGEND_MAX = 40, CELL = 14, GPU = 30, GAP = 3;
 const nodes = new Map(), cards = new Map(), looks = new Map();
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-let capacity = null, synced = false, pending = 0;
+const byName = new Intl.Collator("en", { numeric: true }).compare;
+const order = [], styles = new Map(); // ids as they stand on the page; colours of the theme
+let capacity = null, pending = 0, cardWidth = 0; // asked of the browser once: each question costs a layout, and there are thousands
+
+function css(name) {
+  if (!styles.has(name)) styles.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return styles.get(name);
+}
 
 /** Return the colour, pattern and label of a job; they stay as long as the page does. */
 function look(id) {
@@ -93,10 +99,37 @@ const seen = new IntersectionObserver((entries) => {
 
 function draw(card) {
   card.stale = false;
-  paint(card.canvas, card.node, Math.max(120, card.canvas.parentElement.clientWidth - 24));
+  cardWidth ||= Math.max(120, card.item.clientWidth - 24);
+  paint(card.canvas, card.node, cardWidth);
 }
 
 const WORDS = { ready: "ready", cordoned: "cordoned", draining: "draining", away: "disconnected", lost: "lost" };
+
+/** Return where an id stands, or would stand. */
+function placeOf(id) {
+  let low = 0, high = order.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (byName(order[middle], id) < 0) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+function remove(id) {
+  const at = placeOf(id);
+  if (order[at] === id) order.splice(at, 1);
+  nodes.delete(id);
+  cards.get(id)?.item.remove();
+  cards.delete(id);
+}
+
+/** Name the jobs of a node, once somebody asks. */
+function showJobs({ details, jobs, node, known }) {
+  if (!details.open) return;
+  jobs.replaceChildren(...node.jobs.map((job) => el("li", {}, el("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, `${look(job.id).label} · ${job.name || job.id}`),
+    el("span", { class: "muted" }, ` · ${job.gpus.length ? `${plural(job.gpus.length, "GPU")}, ` : ""}${plural(job.cores.length, "core")}`))),
+  ...(node.cores_used > known ? [el("li", { class: "muted" }, `${plural(node.cores_used - known, "core")} of jobs that are not yours to see`)] : []));
+}
 
 function put(node) {
   let card = cards.get(node.id);
@@ -106,9 +139,10 @@ function put(node) {
     const item = el("li", { class: "node", "data-id": node.id }, el("div", { class: "node-head" }, parts.name, parts.state), parts.use, parts.why, parts.canvas, details);
     card = { ...parts, item, details, visible: false, stale: true };
     cards.set(node.id, card);
-    const after = [...cards.keys()].sort(new Intl.Collator("en", { numeric: true }).compare);
-    const next = cards.get(after[after.indexOf(node.id) + 1]);
-    $("cluster-nodes").insertBefore(item, next?.item.isConnected ? next.item : null);
+    const at = placeOf(node.id);
+    $("cluster-nodes").insertBefore(item, cards.get(order[at])?.item || null);
+    order.splice(at, 0, node.id);
+    details.addEventListener("toggle", () => showJobs(cards.get(node.id)));
     seen.observe(item);
   }
   card.node = node;
@@ -122,9 +156,8 @@ function put(node) {
   card.why.hidden = !card.why.textContent;
   const known = node.jobs.reduce((sum, job) => sum + job.cores.length, 0);
   card.details.hidden = !node.jobs.length && node.cores_used <= known;
-  card.jobs.replaceChildren(...node.jobs.map((job) => el("li", {}, el("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, `${look(job.id).label} · ${job.name || job.id}`),
-    el("span", { class: "muted" }, ` · ${job.gpus.length ? `${plural(job.gpus.length, "GPU")}, ` : ""}${plural(job.cores.length, "core")}`))),
-  ...(node.cores_used > known ? [el("li", { class: "muted" }, `${plural(node.cores_used - known, "core")} of jobs that are not yours to see`)] : []));
+  card.known = known;
+  showJobs(card);
   card.stale = true;
   if (card.visible) draw(card);
 }
@@ -160,7 +193,7 @@ function verdict() {
 }
 
 const later = () => { pending ||= requestAnimationFrame(legend); };
-const redraw = () => { for (const card of cards.values()) { card.stale = true; if (card.visible) draw(card); } later(); };
+const redraw = () => { styles.clear(); cardWidth = 0; for (const card of cards.values()) { card.stale = true; if (card.visible) draw(card); } later(); };
 addEventListener("themechange", redraw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 let sizing = 0;
@@ -170,7 +203,7 @@ follow("/events/cluster", {
   nodes(batch) {
     const named = new Set(batch.rows.map((node) => node.id));
     const gone = batch.whole && !batch.more ? [...nodes.keys()].filter((id) => !named.has(id)) : batch.removed;
-    for (const id of gone) { nodes.delete(id); cards.get(id)?.item.remove(); cards.delete(id); }
+    gone.forEach(remove);
     for (const node of batch.rows) { nodes.set(node.id, node); put(node); }
     later();
   },

@@ -36,8 +36,11 @@ function showActions(job) {
   if ($("shell")) $("shell").hidden = job.phase !== "running";
   for (const form of document.querySelectorAll("[data-action]")) {
     const name = form.dataset.action;
-    form.hidden = ended || (name === "resume") !== (job.phase === "suspended") && name !== "cancel";
+    if (name === "rerun") form.hidden = !ended;
+    else form.hidden = ended || (name === "resume") !== (job.phase === "suspended") && name !== "cancel";
+    if (name === "suspend") say(form.querySelector("button"), job.phase === "queued" ? "Hold" : "Suspend");
   }
+  if ($("priority-form")) $("priority-form").hidden = ended;
 }
 
 function showExpected() {
@@ -115,7 +118,7 @@ function showAhead() {
 // Charts --------------------------------------------------------------------------------------------------------------
 
 const samples = new Map();
-let rates = null, curve = null, curveKey = "";
+let rates = null, losses = null, curve = null, curveKey = "";
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const axis = (label, also = {}) => ({ label, stroke: css("--muted"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 }, font: "11px system-ui", labelFont: "11px system-ui", labelSize: 16, ...also });
 const stepped = uPlot.paths.stepped({ align: 1 });
@@ -127,6 +130,7 @@ function showRates() {
   if (!enough) return;
   say($("rates-words"), `Since ${new Date(rows[0][0] * 1000).toLocaleTimeString()}, when this dashboard began to watch it or the job began to report.`);
   const data = [rows.map((row) => row[0]), rows.map((row) => row[1]), rows.map((row) => row[2])];
+  showLosses(rows.filter((row) => row[4] !== null && row[4] !== undefined));
   if (rates) { rates.setData(data); return; }
   rates = new uPlot({
     width: $("rates").clientWidth || 600, height: 200, legend: { live: false }, cursor: { drag: { x: false, y: false } },
@@ -135,6 +139,17 @@ function showRates() {
     series: [{}, { label: "Rate", scale: "rate", stroke: css("--accent"), width: 2, points: { show: false } },
       { label: "Cores", scale: "cores", stroke: css("--amber"), width: 1.5, dash: [5, 4], paths: stepped, points: { show: false } }],
   }, data, $("rates"));
+}
+
+function showLosses(rows) {
+  if (rows.length < 2) return;
+  const data = [rows.map((row) => row[0]), rows.map((row) => row[4])];
+  if (losses) { losses.setData(data); return; }
+  losses = new uPlot({
+    width: $("losses").clientWidth || $("rates").clientWidth || 600, height: 160, legend: { live: false }, cursor: { drag: { x: false, y: false } },
+    scales: { x: { time: true } }, axes: [axis("", { label: undefined }), axis("loss", { size: 56 })],
+    series: [{}, { label: "Loss", stroke: css("--green"), width: 2, points: { show: false } }],
+  }, data, $("losses"));
 }
 
 function showCurve() {
@@ -152,8 +167,8 @@ function showCurve() {
 }
 
 function redraw() {
-  rates?.destroy(); curve?.destroy();
-  rates = curve = null; curveKey = "";
+  rates?.destroy(); losses?.destroy(); curve?.destroy();
+  rates = losses = curve = null; curveKey = "";
   showRates();
   if (view) showCurve();
 }
@@ -242,24 +257,25 @@ document.addEventListener("visibilitychange", () => {
 
 // What if -------------------------------------------------------------------------------------------------------------
 
-const sliders = ["gpus", "cores", "priority"];
+const sliders = ["gpus", "cores", "priority", "deadline"];
+const sliderWords = (name) => (name !== "deadline" ? $(`if-${name}`).value : $("if-deadline").value === "0" ? "no deadline" : plural(Number($("if-deadline").value), "hour"));
 let moved = 0, question = 0;
 
 function prepareWhatIf(job) {
   const each = (value) => (value ? value / (job.replicas || 1) : 0);
-  const values = { gpus: each(job.gpus), cores: Math.max(1, Math.round(each(job.cores))), priority: job.priority };
+  const values = { gpus: each(job.gpus), cores: Math.max(1, Math.round(each(job.cores))), priority: job.priority, deadline: job.deadline ? Math.max(0, Math.round((Date.parse(job.deadline) / 1000 - now()) / 3600)) : 0 };
   if (values.gpus % 1) $("if-gpus").step = "0.1";
   $("if-gpus").max = Math.max(8, 2 * values.gpus);
   $("if-cores").max = Math.max(32, 2 * values.cores);
   for (const name of sliders) {
     $(`if-${name}`).value = values[name];
-    say($(`out-${name}`), name === "cores" && job.cores === null ? "automatic" : $(`if-${name}`).value);
+    say($(`out-${name}`), name === "cores" && job.cores === null ? "automatic" : sliderWords(name));
   }
 }
 
 for (const name of sliders) {
   $(`if-${name}`).addEventListener("input", () => {
-    say($(`out-${name}`), $(`if-${name}`).value);
+    say($(`out-${name}`), sliderWords(name));
     $(`if-${name}`).dataset.moved = "yes";
     clearTimeout(moved);
     moved = setTimeout(whatIf, 120);

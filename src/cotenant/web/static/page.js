@@ -62,7 +62,11 @@ export function short(seconds) {
   return `${Math.floor(s / 86400)} d`;
 }
 
-export const now = () => Date.now() / 1000;
+// By the clock of the server: a browser's may be off. Small differences are the time that the page took to come.
+const off = Number(document.querySelector("meta[name=now]").content) - Date.now() / 1000;
+const CLOCK_SECONDS = 3;
+
+export const now = () => Date.now() / 1000 + (Math.abs(off) > CLOCK_SECONDS ? off : 0);
 
 // The header ----------------------------------------------------------------------------------------------------------
 
