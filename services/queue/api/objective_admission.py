@@ -19,7 +19,7 @@ from cotenant.core.model.objective import has_objective
 from cotenant.core.model.validation import Violation
 from cotenant.security.identity import caller
 from cotenant.services.queue.api.what_if import judge_objectives
-from cotenant.services.queue.jobs.objective_status import judged
+from cotenant.services.queue.jobs.objective_status import status_with_remedy
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import new_record
 from cotenant.services.queue.scheduling.scheduler import Scheduler
@@ -62,7 +62,7 @@ class ObjectiveAdmission:
             async with asyncio.timeout(REQUIRE_SECONDS if required else WARN_SECONDS), self._turn:
                 found = await judge_objectives(self._state, self._scheduler, record)
         except TimeoutError:
-            found = judged(record, time.time(), None)
+            found = status_with_remedy(record, time.time(), self._state.judged, None)
         for one in found:
             CHECKED.add(kind=_word(job_pb2.ObjectiveKind, one.kind), outcome=_word(job_pb2.ObjectiveState, one.state))
         if required and (lacking := [one for one in found if one.state != job_pb2.OBJECTIVE_STATE_MET]):

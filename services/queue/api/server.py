@@ -38,9 +38,9 @@ from cotenant.services.queue.attempts import migration
 from cotenant.services.queue.attempts.attempt_watcher import AttemptWatcher
 from cotenant.services.queue.attempts.policy_feedback import PolicyFeedback
 from cotenant.services.queue.config import QueueConfig as QueueConfig
-from cotenant.services.queue.estimates import prediction_outcomes
 from cotenant.services.queue.estimates.estimate_refresh import EstimateRefresh
 from cotenant.services.queue.estimates.observation_sink import ObservationSink
+from cotenant.services.queue.estimates.prediction_outcomes import PredictionOutcomes
 from cotenant.services.queue.estimates.profiling import Profiling
 from cotenant.services.queue.folders.folder_store import FolderStore
 from cotenant.services.queue.jobs.admission_control import accept
@@ -158,7 +158,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         arrays = ArrayServicer(self.arrays, self.archived_jobs, self.submission, stop_by_wish)
         tenants = TenantServicer(self.job_store, self.admission, config.policy, options, config.rules)
         self.delays = Delays(self.state.sync_known)
-        self.state.events.ended.subscribe(prediction_outcomes.judge)
+        self.outcomes = PredictionOutcomes(self.state)
         self.state.events.delay_began.subscribe(lambda record, seconds: self.delays.add(record.id, seconds))
         self._host = host
         host.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, self, JOB)
@@ -176,6 +176,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         await self.arrays.discard_orphans()
         await self.archived_jobs.start()
         self.policy_feedback.start(self.state.records.values())
+        await self.outcomes.start(self.state.records.values())
 
     def run(self) -> None:
         """Start to watch placement and to schedule."""
@@ -208,6 +209,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         """Stop scheduling; jobs keep running."""
         await self.background.close()
         await self.attempt_watcher.close()
+        self.outcomes.close()
 
     async def _store_usage(self) -> None:
         """Store decayed usage forever."""

@@ -13,7 +13,8 @@ from cotenant.core.model.pre_run import in_words
 from cotenant.core.model.refusal import Code, Refusal, about, begins_later, outranked
 from cotenant.core.scheduling.fair_share import FairShare
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
-from cotenant.services.queue.jobs.objective_status import ExpectedStart, expected_start, judged
+from cotenant.services.queue.jobs.objective_status import ExpectedStart, expected_start, status_with_remedy
+from cotenant.services.queue.jobs.prediction_trust import trusted_message
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.retry_backoff import begins_in_seconds
 from cotenant.services.queue.jobs.transitions import Record
@@ -59,7 +60,9 @@ async def simulate(state: State, scheduler: Scheduler, asked: Sequence[Record]) 
             start = await _expected_start(state, scheduler, record)
         else:
             start = expected_start(answer.forecast, now) if answer.HasField("forecast") else None
-        answer.objectives.extend(judged(record, now, start))
+        answer.objectives.extend(status_with_remedy(record, now, state.judged, start))
+        if estimate := trusted_message(record, state.judged):
+            answer.estimate.CopyFrom(estimate)
     first, *more = (answers[record.id] for record in asked)
     first.more.extend(more)
     return first
@@ -74,7 +77,7 @@ async def judge_objectives(state: State, scheduler: Scheduler, record: Record) -
     start = None
     if record.spec.deadline_seconds is not None and not state.dependency_gate.awaited_jobs(record.spec):
         start = await _expected_start(state, scheduler, record)
-    return judged(record, time.time(), start)
+    return status_with_remedy(record, time.time(), state.judged, start)
 
 
 async def _expected_start(state: State, scheduler: Scheduler, record: Record) -> ExpectedStart | None:

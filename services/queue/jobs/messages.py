@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from cotenant.core.prediction.earned_trust import NOTHING_JUDGED
 from cotenant.services.queue.jobs import node_avoidance
 from cotenant.services.queue.jobs.objective_status import write_status
 from cotenant.services.queue.jobs.transitions import Record
@@ -25,7 +26,7 @@ def stored_message(record: Record) -> job_pb2.Job:
         del job.avoided_nodes[:]
         job.avoided_nodes.extend(kept)
     if record.phase.ended:
-        write_status(job, record, record.ended_seconds)
+        write_status(job, record, record.ended_seconds, NOTHING_JUDGED)
     return job
 
 

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 from cotenant.codec import objectives, specs
 from cotenant.codec.estimates import estimate_from_wire
-from cotenant.core.model.estimate import UNKNOWN, Estimate, as_of
+from cotenant.core.model.estimate import Estimate, as_of
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.objective import Finish, JobFacts, ObjectiveStatus, has_objective, remedy_of, statuses
+from cotenant.core.prediction.earned_trust import JudgedPredictions
 from cotenant.core.prediction.remaining_time import RemainingTime, remaining_time_of
 from cotenant.core.sizing.replica_sizing import expected_latency
 from cotenant.services.queue.jobs.job_record import Record
+from cotenant.services.queue.jobs.prediction_trust import trusted_estimate
 from cotenant.v1 import job_pb2
 
 NO_RUN_TIME = "its run time is not known"
@@ -44,30 +46,36 @@ def expected_start(forecast: job_pb2.StartForecast, now: float, *, not_before: f
     )
 
 
-def status_of(record: Record, now: float, start: ExpectedStart | None = None) -> tuple[ObjectiveStatus, ...]:
+def status_of(
+    record: Record, now: float, judged: JudgedPredictions, start: ExpectedStart | None = None
+) -> tuple[ObjectiveStatus, ...]:
     """Return the status of each objective of a job; `start` is the last forecast of a waiting job's start."""
-    return statuses(facts_of(record, now, start), now) if has_objective(record.spec) else ()
+    return statuses(facts_of(record, now, judged, start), now) if has_objective(record.spec) else ()
 
 
-def write_status(message: job_pb2.Job, record: Record, now: float, start: ExpectedStart | None = None) -> None:
+def write_status(
+    message: job_pb2.Job, record: Record, now: float, judged: JudgedPredictions, start: ExpectedStart | None = None
+) -> None:
     """Write the status of each objective into a job's message."""
     if has_objective(record.spec):
-        message.objectives.extend(map(objectives.status_to_wire, status_of(record, now, start)))
+        message.objectives.extend(map(objectives.status_to_wire, status_of(record, now, judged, start)))
 
 
-def judged(record: Record, now: float, start: ExpectedStart | None) -> list[job_pb2.ObjectiveStatus]:
+def status_with_remedy(
+    record: Record, now: float, judged: JudgedPredictions, start: ExpectedStart | None
+) -> list[job_pb2.ObjectiveStatus]:
     """Return the status of each objective of a job that is not submitted yet, with what would help."""
-    facts = facts_of(record, now, start)
+    facts = facts_of(record, now, judged, start)
     return [
         objectives.status_to_wire(one, remedy_of(one, facts, now, start.seconds if start else None))
         for one in statuses(facts, now)
     ]
 
 
-def facts_of(record: Record, now: float, start: ExpectedStart | None) -> JobFacts:
-    """Return what is known about a job's objectives."""
-    phase = record.phase
-    estimate = _estimate(record)
+def facts_of(record: Record, now: float, judged: JudgedPredictions, start: ExpectedStart | None) -> JobFacts:
+    """Return what is known about a job's objectives; estimates are believed as far as their record goes."""
+    phase, qos = record.phase, record.spec.qos
+    estimate = trusted_estimate(record, judged, whole=bool(qos.rate_min_per_second or qos.latency_seconds))
     finish, why = _finish(record, phase, estimate, now, start)
     return JobFacts(
         phase,
@@ -79,21 +87,6 @@ def facts_of(record: Record, now: float, start: ExpectedStart | None) -> JobFact
         latency_seconds=_latency(record, phase, estimate),
         batch_seconds=_batch(record, phase),
         unforecast=why,
-    )
-
-
-def _estimate(record: Record) -> Estimate:
-    """Return a job's estimate; without its candidates, which are many, unless an objective depends on them."""
-    message, qos = record.estimate, record.spec.qos
-    if message is None:
-        return UNKNOWN
-    if qos.rate_min_per_second or qos.latency_seconds:
-        return estimate_from_wire(message)
-    return Estimate(
-        message.predictable,
-        remaining_seconds=specs.optional_seconds(message, "remaining"),
-        remaining_p10_seconds=specs.optional_seconds(message, "remaining_p10"),
-        remaining_p90_seconds=specs.optional_seconds(message, "remaining_p90"),
     )
 
 

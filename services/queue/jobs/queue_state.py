@@ -15,6 +15,7 @@ from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.node import NodeShape
 from cotenant.core.model.refusal import Code, Refusal, Wait, begins_later, wait_of
 from cotenant.core.policy.protocols import Order
+from cotenant.core.prediction.earned_trust import JudgedPredictions
 from cotenant.core.scheduling.fair_share import Standing
 from cotenant.rpc.slices import Slices
 from cotenant.services.queue.jobs.dependency_gate import DependencyGate
@@ -55,6 +56,7 @@ class State:
         self.records: dict[str, Record] = {}
         self.dependency_gate = DependencyGate(self.records)
         self.secrets, self.schedules = SecretGate(), ScheduleBook()
+        self.judged = JudgedPredictions()
         self.job_index = JobIndex()
         self.table = JobTable()
         self.tenants: dict[str, tuple[tenant_service_pb2.Tenant, int]] = {}  # with their revisions
@@ -441,7 +443,7 @@ class State:
         """Return a job as callers see it: with its refusal, and the attained service up to now."""
         job = stored_message(record)
         if not record.phase.ended:
-            write_status(job, record, time.time(), self.expected_starts.get(record.id))
+            write_status(job, record, time.time(), self.judged, self.expected_starts.get(record.id))
         if record.phase is Phase.QUEUED:
             refusal, since = self.refusal(record)
             job.refusal.CopyFrom(refusals.to_text(refusal))

@@ -110,7 +110,8 @@ async def backlog(
 ) -> Backlog | None:
     """Return the backlog ahead of a job; None if the job is not in the order, or the capacity is unknown.
 
-    Jobs are counted by class: equal requests and equal estimates; `remaining_time_of` returns the remaining time.
+    Jobs are counted by class: equal requests and estimates, of one tenant. `remaining_time_of` returns the
+    remaining time.
     """
     slices, work, ahead = Slices(), _Work(state), 0
     classes: Counter[tuple[object, ...]] = Counter()
@@ -121,6 +122,7 @@ async def backlog(
         kind: tuple[object, ...] = (
             other.equivalence_key,
             id(other.estimate),
+            other.spec.tenant,
             other.spec.expected_seconds,
             other.spec.time_limit_seconds,
             other.attempt_number > 0,

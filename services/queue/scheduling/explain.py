@@ -11,6 +11,7 @@ from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.pre_run import in_words
 from cotenant.core.model.refusal import Code, Wait
 from cotenant.services.queue.jobs.objective_status import expected_start, status_of
+from cotenant.services.queue.jobs.prediction_trust import trusted_message
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.transitions import Record, resize_in_words
 from cotenant.services.queue.scheduling.core_gain import core_gain
@@ -50,7 +51,7 @@ def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
         level=level,
         score=score,
         sizing=sizing,
-        estimate=estimate_now(record, now),
+        estimate=estimate_now(state, record, now),
     )
 
 
@@ -59,17 +60,16 @@ def add_objectives(state: State, record: Record, answer: pb.ExplainJobResponse) 
     now, start = time.time(), state.expected_starts.get(record.id)
     if answer.HasField("forecast"):
         start = expected_start(answer.forecast, now)
-    answer.objectives.extend(map(objectives.status_to_wire, status_of(record, now, start)))
+    answer.objectives.extend(map(objectives.status_to_wire, status_of(record, now, state.judged, start)))
     del answer.job.objectives[:]
     answer.job.objectives.extend(answer.objectives)
 
 
-def estimate_now(record: Record, now: float) -> predictor_pb2.Estimate | None:
-    """Return the estimate, less what the job has run since."""
-    if record.estimate is None:
+def estimate_now(state: State, record: Record, now: float) -> predictor_pb2.Estimate | None:
+    """Return the estimate, believed as far as its record goes, less what the job has run since."""
+    estimate = trusted_message(record, state.judged)
+    if estimate is None:
         return None
-    estimate = predictor_pb2.Estimate()
-    estimate.CopyFrom(record.estimate)
     ran = record.ran_seconds(now) - record.ran_before_estimate_seconds
     for name in ("remaining", "remaining_p10", "remaining_p90"):
         if estimate.HasField(name):

@@ -88,11 +88,11 @@ class ObjectiveTracker:
 
     def count_end(self, record: Record) -> None:
         """Count the outcomes of a job that has ended."""
-        for one in status_of(record, record.ended_seconds):
+        for one in status_of(record, record.ended_seconds, self._state.judged):
             ENDED.add(kind=one.kind.value, outcome=one.state.value, tenant=record.spec.tenant)
 
     def _add(self, counts: Counts, record: Record, now: float) -> None:
-        for one in status_of(record, now, self._state.expected_starts.get(record.id)):
+        for one in status_of(record, now, self._state.judged, self._state.expected_starts.get(record.id)):
             counts[one.kind.value, one.state.value, record.spec.tenant] += 1
 
     def _report(self, counts: Counts) -> None:

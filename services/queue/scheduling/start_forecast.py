@@ -11,9 +11,9 @@ from itertools import islice
 import grpc
 import structlog
 
-from cotenant.codec import errors, estimates, specs
+from cotenant.codec import errors, specs
 from cotenant.core.forecast.start_forecast import DRAWS, WAITING_MAX
-from cotenant.core.model.estimate import UNKNOWN
+from cotenant.core.model.estimate import as_of
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.refusal import about, format_duration_range, plural
 from cotenant.core.placement.unschedulable import request_in_words
@@ -22,12 +22,12 @@ from cotenant.core.scheduling.fair_share import FairShare
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.security import metering
+from cotenant.services.queue.jobs.prediction_trust import trusted_estimate
 from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.retry_backoff import begins_in_seconds
 from cotenant.services.queue.jobs.transitions import Record
 from cotenant.services.queue.scheduling.backlog import backlog, in_order
 from cotenant.services.queue.scheduling.candidates import candidate_of
-from cotenant.services.queue.scheduling.explain import estimate_now
 from cotenant.services.queue.scheduling.scheduler import SchedulerConfig
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -111,19 +111,19 @@ async def _request(
 
 def _occupied(state: State, record: Record, now: float, usual_seconds: float) -> RemainingTime:
     """Return for how long a job's place stays occupied: by its run, and by the turnover around it."""
-    rest, beside = _rest(record, now, usual_seconds), state.turnover.seconds
+    rest, beside = _rest(state, record, now, usual_seconds), state.turnover.seconds
     return RemainingTime(rest.seconds + beside, rest.p10_seconds + beside, rest.p90_seconds + beside, rest.known)
 
 
-def _rest(record: Record, now: float, usual_seconds: float) -> RemainingTime:
+def _rest(state: State, record: Record, now: float, usual_seconds: float) -> RemainingTime:
     if record.in_pre_run and record.phase.holds_resources:
         since = specs.seconds(record.job.attempt.start_time)
         left = min(record.spec.pre_run_seconds or 0.0, max(0.0, since + (record.spec.pre_run_seconds or 0.0) - now))
         return RemainingTime(left, 0.0, left)
-    estimate = estimate_now(record, now)
+    ran = record.ran_seconds(now)
     rest = remaining_time_of(
-        estimates.estimate_from_wire(estimate) if estimate else UNKNOWN,
-        record.ran_seconds(now),
+        as_of(trusted_estimate(record, state.judged), ran - record.ran_before_estimate_seconds),
+        ran,
         expected_seconds=record.spec.expected_seconds,
         usual_seconds=usual_seconds,
     )

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from cotenant.cli.connection import Mesh
 from cotenant.cli.views import View
 from cotenant.codec.specs import seconds
+from cotenant.core.prediction.earned_trust import ALL_TENANTS, JudgedPrediction, JudgedPredictions
 from cotenant.core.prediction.track_record import TrackRecord, track_record
 from cotenant.v1.job_pb2 import JOB_PHASE_SUCCEEDED, Job
 from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest, ListJobsResponse
 
 PAGE_SIZE = 1000
-ALL_TENANTS = ""  # no tenant is called that
 
 Key = tuple[str, str]  # predictor and tenant
 
@@ -42,6 +42,15 @@ def records_of(jobs: Iterable[Job]) -> Mapping[Key, TrackRecord]:
     several = {source for source, _ in pairs if sum(one == source for one, _ in pairs) > 2}
     shown = sorted(key for key in pairs if key[1] == ALL_TENANTS or key[0] in several)
     return {key: record for key in shown if (record := track_record(pairs[key]))}
+
+
+def judged_predictions(jobs: Iterable[Job]) -> JudgedPredictions:
+    """Return the judged predictions of ended jobs, from which the trust in estimates follows."""
+    found = JudgedPredictions()
+    for job in jobs:
+        ended = seconds(job.end_time)
+        found.add(JudgedPrediction(ended, job.id, predictor_of(job), job.spec.tenant, *pair_of(job)))
+    return found
 
 
 def record_view(key: Key, record: TrackRecord) -> View:

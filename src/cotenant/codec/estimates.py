@@ -8,6 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from cotenant.codec import objectives, specs
 from cotenant.core.model.estimate import CandidateEstimate, Estimate
+from cotenant.core.prediction.earned_trust import EarnedTrust
 from cotenant.v1 import predictor_service_pb2
 
 
@@ -58,6 +59,49 @@ def estimate_to_wire(job_id: str, estimate: Estimate) -> predictor_service_pb2.E
             objectives.write_latency(one.latency, written.latency)
         if one.allocation:
             written.allocation.CopyFrom(objectives.candidate_to_wire(one.allocation))
+    return message
+
+
+def write_trusted(message: predictor_service_pb2.Estimate, trust: EarnedTrust, ran_seconds: float) -> None:
+    """Limit an estimate in place by its predictor's record, and write the record into it.
+
+    `ran_seconds` is for how long the job had run in total when it was estimated.
+    """
+    limited = trust.limit(interval_from_wire(message), ran_seconds)
+    message.confidence = limited.confidence
+    for name in ("remaining_p10", "remaining_p90"):
+        seconds = getattr(limited, f"{name}_seconds")
+        if seconds is not None:
+            getattr(message, name).CopyFrom(specs.duration(min(seconds, specs.DURATION_SECONDS_MAX)))
+    if message.predictable:
+        message.record.CopyFrom(trust_to_wire(trust))
+
+
+def interval_from_wire(message: predictor_service_pb2.Estimate) -> Estimate:
+    """Decode the remaining time of an estimate, without its candidates, which may be many."""
+    return Estimate(
+        message.predictable,
+        message.confidence,
+        _seconds_or_none(message, "remaining"),
+        _seconds_or_none(message, "remaining_p10"),
+        _seconds_or_none(message, "remaining_p90"),
+        source=message.source,
+    )
+
+
+def trust_to_wire(trust: EarnedTrust) -> predictor_service_pb2.PredictionRecord:
+    """Encode a predictor's record."""
+    message = predictor_service_pb2.PredictionRecord(
+        source=trust.source,
+        tenant=trust.tenant,
+        ratio_p10=trust.ratio_p10,
+        ratio_p90=trust.ratio_p90,
+        confidence_max=trust.confidence_max,
+        summary=trust.in_words(),
+    )
+    if trust.record:
+        message.jobs = trust.record.jobs
+        message.median_factor, message.within_twice = trust.record.median_factor, trust.record.within_twice
     return message
 
 

@@ -10,7 +10,7 @@ from cotenant.codec.objectives import latency_from_wire
 from cotenant.codec.specs import seconds
 from cotenant.core.model.estimate import Latency
 from cotenant.core.model.refusal import plural
-from cotenant.v1.predictor_service_pb2 import CandidateEstimate, Estimate
+from cotenant.v1.predictor_service_pb2 import CandidateEstimate, Estimate, PredictionRecord
 
 Pairs = Iterator[tuple[str, str]]
 
@@ -36,6 +36,22 @@ def estimate_view(estimate: Estimate) -> View:
         "cores_useful_confidence": estimate.cores_useful_confidence,
         "candidates": [candidate_view(one) for one in estimate.candidates],
         "source": estimate.source,
+        "record": _record_view(estimate.record) if estimate.HasField("record") else None,
+    }
+
+
+def _record_view(record: PredictionRecord) -> View:
+    """Return the record of a predictor, by which an estimate was limited."""
+    return {
+        "source": record.source,
+        "tenant": record.tenant or None,
+        "jobs": record.jobs,
+        "median_factor": record.median_factor or None,
+        "within_twice": record.within_twice if record.jobs else None,
+        "ratio_p10": record.ratio_p10,
+        "ratio_p90": record.ratio_p90,
+        "confidence_max": record.confidence_max,
+        "summary": record.summary,
     }
 
 
@@ -63,6 +79,8 @@ def estimate_card(view: View) -> Pairs:
         yield "latency", latency_words(latencies[0])
         yield "replicas needed", _needed(latencies[0])
     yield "estimated by", view["source"]
+    if view["record"]:
+        yield "record", view["record"]["summary"]
 
 
 def remaining(view: View) -> str:

@@ -11,6 +11,7 @@ from cotenant.cli import views
 from cotenant.cli.annotations import options, typer
 from cotenant.cli.connection import Mesh, with_mesh
 from cotenant.cli.flags import Flags
+from cotenant.cli.jobs.estimate_view import estimate_card, estimate_view
 from cotenant.cli.jobs.explain import ahead_lines
 from cotenant.cli.jobs.job_file import Draft
 from cotenant.cli.jobs.job_options import read_whatif_drafts, with_job_options
@@ -108,6 +109,7 @@ def answer_view(name: str, answer: SimulateJobResponse) -> views.View:
         "delayed": [views.ahead_view(one) for one in answer.delayed],
         "delayed_count": answer.delayed_count,
         "reason": views.reason_view(answer.refusal) if answer.HasField("refusal") else None,
+        "estimate": estimate_view(answer.estimate) if answer.HasField("estimate") else None,
     }
 
 
@@ -122,6 +124,8 @@ def _card(view: views.View, answer: SimulateJobResponse) -> Iterator[tuple[str, 
     yield from ahead_lines("waits for end of", answer.ending, answer.forecast.ending_count)
     if view["position"]:
         yield "position", str(view["position"])
+    if view["estimate"] and view["estimate"]["predictable"]:
+        yield from estimate_card(view["estimate"])
 
 
 def _effects_on_others(answer: SimulateJobResponse) -> Iterator[tuple[str, str]]:

@@ -8,10 +8,13 @@ from itertools import product
 from cotenant.cli.connection import Mesh
 from cotenant.cli.jobs.estimate_view import estimate_view, percent, remaining
 from cotenant.cli.jobs.job_file import Draft
+from cotenant.cli.prediction_record import judged_jobs, judged_predictions
 from cotenant.cli.render import Column
 from cotenant.cli.research.predicting.fitting import figure
 from cotenant.cli.views import View
+from cotenant.codec.estimates import write_trusted
 from cotenant.core.model.job import JobKind, JobSpec
+from cotenant.core.prediction.earned_trust import source_of
 from cotenant.deferred import grpc
 from cotenant.v1.predictor_service_pb2 import (
     CandidateAllocation,
@@ -25,6 +28,7 @@ from cotenant.v1.predictor_service_pb2 import (
 
 USUAL_CORES = (1, 2, 4, 8, 16)  # candidates if a job has auto cores
 CANDIDATES_MAX = 64
+JUDGED_MAX = 1_000  # of the jobs that were submitted last and have succeeded, for the record of predictions
 CORES_MAX_USUAL = 16  # profiling limit unless more cores are requested
 
 COLUMNS = (
@@ -39,12 +43,17 @@ COLUMNS = (
 
 
 async def ask(mesh: Mesh, drafts: Sequence[Draft], cores: Sequence[int], nodes: Sequence[int]) -> list[View]:
-    """Return estimates of jobs, and for jobs with unknown useful cores what to measure next."""
+    """Return estimates of jobs, and for jobs with unknown useful cores what to measure next.
+
+    The queue's own forecasts believe a predictor as far as the same record goes.
+    """
     specs = [draft.spec for draft in drafts]
     queries = [query_of(draft, cores, nodes) for draft in drafts]
     answer: EstimateResponse = await mesh.predictor.Estimate(EstimateRequest(queries=queries))
+    judged = judged_predictions(await judged_jobs(mesh, "", JUDGED_MAX))
     views = []
     for spec, query, estimate in zip(specs, queries, answer.estimates, strict=True):
+        write_trusted(estimate, judged.trust(source_of(estimate.source), spec.tenant), 0.0)
         planned = None
         if spec.gpu_milli and not estimate.cores_useful and spec.kind is JobKind.TRAINING:
             most = max(CORES_MAX_USUAL, *(one.cores for one in query.candidates))
