@@ -89,12 +89,14 @@ def keep_services(path: Path) -> None:
 
 
 def shortened(types: str) -> str:
-    """Return the types of a module of messages without what says nothing: notes for linters, names given as bytes.
+    """Return the types of a module of messages without what says nothing.
 
-    A message without a `oneof` has no `WhichOneof` of its own either.
+    That is: notes for linters, names as bytes, numbers of fields, and what a message only repeats of its base.
     """
     types = re.sub(r', b"\w+"', "", types.replace("  # noqa: Y015", ""))
-    return types.replace("    def WhichOneof(self, oneof_group: _Never) -> None: ...\n", "")
+    for line in (r"\w+_FIELD_NUMBER: _builtins.int", r"def WhichOneof\(self, oneof_group: _Never\) -> None: ..."):
+        types = re.sub(rf"^ +{line}\n", "", types, flags=re.MULTILINE)
+    return re.sub(r"^ +DESCRIPTOR: _descriptor.Descriptor\n\n", "", types, flags=re.MULTILINE)
 
 
 def ship_protos(root: Path) -> None:

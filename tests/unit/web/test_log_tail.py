@@ -49,7 +49,8 @@ def test_a_line_of_ten_megabytes_costs_what_is_shown_of_it() -> None:
         tail.feed(0, b"x" * 65536)
         assert sum(len(one) for one in tail._begun.values()) <= 8_000
     tail.feed(0, b"end\nnext\n")
-    assert (batch := tail.take())
+    batch = tail.take()
+    assert batch
     [(_, first), (_, second)] = batch["lines"]
     assert len(first) < 2_100
     assert first.endswith("more characters")

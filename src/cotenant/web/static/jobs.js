@@ -9,6 +9,8 @@ const RANK = { running: 0, starting: 1, stopping: 2, queued: 3, suspended: 4, fa
 const CHIPS = [["", "All"], ["running", "Running"], ["queued", "Waiting"], ["failed", "Failed"], ["succeeded", "Succeeded"], ["other", "Other"]];
 const chipOf = (phase) => (LIVE.includes(phase) ? "running" : ["queued", "failed", "succeeded"].includes(phase) ? phase : "other");
 
+const MERGED_MAX = 500;
+let changed = null; // ids of jobs that have changed since the list was arranged; null: so has what it shows
 let shown = [], chip = "", words = [], sort = { key: "", down: false }, synced = false, loaded = false, pending = 0;
 const scroller = $("scroller"), list = $("list"), filter = $("filter");
 const rows = virtualRows({ list, scroller, makeRow, fill, drawn: wantForecasts });
@@ -36,11 +38,24 @@ function compare(a, b) {
   return (b.made || 0) - (a.made || 0) || (a.id < b.id ? -1 : 1);
 }
 
+/** Return the list with the changed jobs in their new places: the others need not be sorted again. */
+function merged() {
+  const moved = [...changed].map((id) => jobs.get(id)).filter((job) => job && matches(job)).sort(compare), list = [];
+  let next = 0;
+  for (const job of shown) {
+    if (changed.has(job.id)) continue;
+    while (next < moved.length && compare(moved[next], job) < 0) list.push(moved[next++]);
+    list.push(job);
+  }
+  return [...list, ...moved.slice(next)];
+}
+
 function arrange() {
   pending = 0;
   const counts = {};
   for (const job of jobs.values()) counts[chipOf(job.phase)] = (counts[chipOf(job.phase)] || 0) + 1;
-  shown = [...jobs.values()].filter(matches).sort(compare);
+  shown = changed && changed.size < MERGED_MAX ? merged() : [...jobs.values()].filter(matches).sort(compare);
+  changed = new Set();
   showHead(counts);
   rows.set(shown);
 }
@@ -52,7 +67,7 @@ function showHead(counts) {
   if (loaded) say($("verdict"), running || waiting ? `${running.toLocaleString("en")} running, ${waiting.toLocaleString("en")} waiting` : "Nothing runs, nothing waits");
   document.title = loaded ? `${running} running, ${waiting} waiting · Cotenant` : document.title;
   if (!$("chips").children.length) {
-    $("chips").append(...CHIPS.map(([name, label]) => el("button", { type: "button", "data-chip": name, onclick: () => { chip = name; later(); } },
+    $("chips").append(...CHIPS.map(([name, label]) => el("button", { type: "button", "data-chip": name, onclick: () => { chip = name; changed = null; later(); } },
       el("span", {}, label), el("span", { class: "n" }))));
   }
   for (const button of $("chips").children) {
@@ -113,7 +128,7 @@ function wantForecasts() {
 // Keys and controls ---------------------------------------------------------------------------------------------------
 
 onKey("/", () => filter.focus());
-function refilter() { words = filter.value.toLowerCase().split(/\s+/).filter(Boolean); scroller.scrollTop = 0; later(); }
+function refilter() { words = filter.value.toLowerCase().split(/\s+/).filter(Boolean); scroller.scrollTop = 0; changed = null; later(); }
 for (const name of ["input", "search"]) filter.addEventListener(name, refilter); // Escape clears it without an input
 for (const head of list.querySelectorAll("[data-sort]")) {
   head.firstElementChild.addEventListener("click", () => {
@@ -123,6 +138,7 @@ for (const head of list.querySelectorAll("[data-sort]")) {
       if (other.dataset.sort === sort.key) other.setAttribute("aria-sort", sort.down ? "descending" : "ascending");
       else other.removeAttribute("aria-sort");
     }
+    changed = null;
     later();
   });
 }
@@ -131,9 +147,9 @@ for (const head of list.querySelectorAll("[data-sort]")) {
 
 follow("/events/jobs", {
   jobs(batch) {
-    if (batch.whole) jobs.clear();
-    for (const job of batch.rows) jobs.set(job.id, prepare(job));
-    for (const id of batch.removed) jobs.delete(id);
+    if (batch.whole) { jobs.clear(); changed = null; }
+    for (const job of batch.rows) { jobs.set(job.id, prepare(job)); changed?.add(job.id); }
+    for (const id of batch.removed) { jobs.delete(id); changed?.add(id); }
     loaded ||= jobs.size > 0;
     if (!batch.more) later();
   },
