@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.local_mesh import COTENANT, LocalMesh, MeshFailed
 
-SETTINGS = '[contention]\npolicy = "none"\n'
+SETTINGS = 'contention = "none"\n'
 ECHO = ["sh", "-c", "stty -icanon; echo ready; exec cat > /dev/null"]  # the terminal echoes
 KEYS, KEYS_QUICK = 1000, 200
 PAUSE_SECONDS = 0.01  # a fast typist

@@ -230,7 +230,7 @@ def test_explain_json_has_the_same(shell: Shell, jobs: list[str]) -> None:
 
 KEYS = {
     "job": (
-        "id name kind phase phase_reason tenant queue priority priority_class submitter labels secrets "
+        "id name kind phase phase_reason tenant queue priority priority_class submitter labels secrets mounts "
         "notify notify_on python_environment replicas gpus cores "
         "memory_bytes scratch_bytes nodes create_time start_time end_time wait_seconds run_seconds deadline "
         "objectives submitted_objectives dependencies array reason attempt past_attempts progress failures "
@@ -250,8 +250,8 @@ KEYS = {
     "node": (
         "id state state_reason state_owner gpus gpus_used gpu_models gpus_declared gpus_unhealthy problems cores "
         "cores_used memory_bytes memory_used_bytes scratch_bytes scratch_used_bytes rack address attempts not_enforced "
-        "shared_user container_runtime capabilities outer_job available_until agent_version certificate "
-        "create_time seen_seconds silence_seconds heartbeat_seconds loop_lag clock_offset_seconds"
+        "shared_user container_runtime container_gpus_missing capabilities outer_job available_until agent_version "
+        "certificate create_time seen_seconds silence_seconds heartbeat_seconds loop_lag clock_offset_seconds"
     ),
 }
 
