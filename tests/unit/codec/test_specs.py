@@ -225,6 +225,9 @@ TRANSLATED: dict[Any, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
 }
 
+# What is written for callers and read by none of our decisions.
+SHOWN_ONLY: dict[Any, tuple[str, ...]] = {predictor_service_pb2.Estimate: ("record",)}
+
 
 def filled(message: Any, depth: int = 0) -> Any:
     """Set every field, at every depth, to a value other than its default."""
@@ -259,6 +262,8 @@ def _sort(field: Any) -> str:
 def test_no_field_of_the_api_is_lost_in_decoding(kind: Any) -> None:
     read, write = TRANSLATED[kind]
     message = filled(kind())
+    for name in SHOWN_ONLY.get(kind, ()):
+        message.ClearField(name)
     assert write(read(message)) == message
 
 

@@ -162,14 +162,17 @@ def _beside(finish: Finish, deadline: float) -> str:
     '30 min before it (1 h before to 30 min after)'
     >>> _beside(Finish(9600, 9000, 10800), 7200)
     '40 min after it (30 min to 1 h)'
+    >>> _beside(Finish(600, 600, 1800), 1200)
+    '10 min before it (10 min before to 10 min after)'
     """
     side = "before" if finish.seconds <= deadline else "after"
     told = f"{in_span(abs(deadline - finish.seconds))} {side} it"
     ends = sorted((finish.low_seconds, finish.high_seconds), key=lambda end: abs(deadline - end))
     near, far = (abs(deadline - end) for end in ends)
-    if in_span(near) == in_span(far) == in_span(abs(deadline - finish.seconds)):
+    straddles = finish.low_seconds <= deadline < finish.high_seconds
+    if in_span(near) == in_span(far) == in_span(abs(deadline - finish.seconds)) and not straddles:
         return told
-    if finish.low_seconds <= deadline < finish.high_seconds:
+    if straddles:
         early, late = in_span(deadline - finish.low_seconds), in_span(finish.high_seconds - deadline)
         return f"{told} ({early} before to {late} after)"
     first, last = in_span(near), in_span(far)

@@ -75,6 +75,8 @@ class EarnedTrust:
             low = min(middle if low is None else low, max(0.0, total * self.ratio_p10 - ran_seconds))
         if self.ratio_p90 > 1:
             high = max(middle if high is None else high, total * self.ratio_p90 - ran_seconds)
+        if (low, high) != (estimate.remaining_p10_seconds, estimate.remaining_p90_seconds):
+            low, high = middle if low is None else low, middle if high is None else high
         return replace(
             estimate,
             confidence=min(estimate.confidence, self.confidence_max),

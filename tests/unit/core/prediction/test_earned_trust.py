@@ -128,6 +128,11 @@ def test_errors_are_of_total_run_times() -> None:
     assert early.remaining_p10_seconds == 0.0
 
 
+def test_an_interval_has_two_ends() -> None:
+    told = off_by(0.5, 20).trust("history", "a").limit(Estimate(True, 0.9, 100.0))
+    assert (told.remaining_p10_seconds, told.remaining_p90_seconds) == (50.0, 100.0)
+
+
 def test_memory_is_bounded_and_impossible_times_are_ignored() -> None:
     known = judged(*made(4.0, 30), *made(1.0, 10, "b", first=100), jobs_max=10)
     assert known.trust("history", "a") == known.trust("history") != EarnedTrust("history")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from tests.unit.services.mesh import BACKFILL, Mesh, eventually, running, spec, until
 
 from cotenant.codec.specs import duration, seconds
+from cotenant.core.prediction.earned_trust import JudgedPrediction
 from cotenant.services.queue.api.server import QueueConfig
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import tenant_service_pb2 as tenant_pb2
@@ -32,6 +35,12 @@ async def running_job(mesh: Mesh, **fields: Any) -> str:
 
 def lasting(seconds: float) -> dict[str, Any]:
     return {"expected_duration": duration(seconds)}
+
+
+def within(left_seconds: float) -> Timestamp:
+    made = Timestamp()
+    made.FromNanoseconds(int((time.time() + left_seconds) * 1e9))
+    return made
 
 
 async def kept(mesh: Mesh) -> list[tuple[str, bytes, int]]:
@@ -169,3 +178,25 @@ async def test_what_if_names_preempted_jobs_without_stopping_them() -> None:
         assert list(answer.preempted_job_ids) == [long]
         assert answer.outlook.startswith("starts as soon as its resources are freed")
         assert (await mesh.job(long)).attempt.number == 1
+
+
+async def test_forecasts_and_objectives_believe_a_predictor_as_far_as_its_record_goes() -> None:
+    async with running() as mesh:
+        await mesh.agent("a", gpus=4)
+        first = await running_job(mesh, gpus=4, deadline=within(1200), **lasting(600))
+        second = await mesh.submit(gpus=4, cores=1, **lasting(120))
+        await mesh.refused(second, "CAPACITY")
+        await eventually(lambda: has_forecast(mesh, second))
+        before = (await explained(mesh, second)).forecast
+        assert seconds(before.start_p90) < 1000
+        [status] = (await mesh.job(first)).objectives
+        assert "after" not in status.detail
+        state = mesh.parts["queue"].service.state
+        for number in range(20):  # half of them ran three times as long as predicted
+            ran = 100.0 * (1 + number % 2 * 2)
+            tenant = state.records[first].spec.tenant
+            state.judged.add(JudgedPrediction(float(number), str(number), "history", tenant, 100.0, ran))
+        after = (await explained(mesh, second)).forecast
+        assert seconds(after.start_p90) > 1500
+        [status] = (await mesh.job(first)).objectives
+        assert "10 min after" in status.detail
