@@ -40,6 +40,7 @@ BATCH = 100  # jobs per transaction
 SUBMITTED, PAGE = 200, 500
 AFTER_SECONDS = 12.0  # periodic work runs every five seconds
 START_BAR_SECONDS, PAUSE_BAR_MS = 2.0, 50.0
+LOAD_BAR_RATIO, SPECS_OF_GROWTH = 30, 500
 
 
 def serve(state_dir: str) -> None:
@@ -98,8 +99,8 @@ class Restart:
         return max((took for at, _, took in self.pauses if at > self.served + 1.0), default=0.0)
 
 
-async def fill(state_dir: Path, jobs: int) -> None:
-    """Write waiting jobs into the store of a mesh that does not run."""
+async def fill(state_dir: Path, jobs: int, specs_max: int = 3_000) -> None:
+    """Write waiting jobs, of at most so many different specs, into the store of a mesh that does not run."""
     from cotenant.cli.mesh.embedded import STORE_FILE
     from cotenant.codec import specs
     from cotenant.services.queue.jobs import job_store
@@ -112,7 +113,7 @@ async def fill(state_dir: Path, jobs: int) -> None:
         for start in range(0, jobs, BATCH):
             puts = []
             for number in range(start, min(jobs, start + BATCH)):
-                spec = specs.spec_from_wire(_spec(number))
+                spec = specs.spec_from_wire(_spec(number % specs_max))
                 record = new_record(f"job-{number:08}", spec, "alice", "")
                 puts.append(Put(job_store.JOBS + record.id, record.packed))
             await store.transact([], puts)
@@ -137,6 +138,46 @@ def raw_load_seconds(state_dir: Path) -> float:
         for (value,) in connection.execute("SELECT value FROM entries WHERE key LIKE 'queue/jobs/%'"):
             records_pb2.StoredJob.FromString(value)
     return time.process_time() - begin
+
+
+async def load_seconds(state_dir: Path) -> float:
+    """Return the processor time in which a queue reads all jobs of an open store's file into its memory."""
+    from cotenant.cli.mesh.embedded import STORE_FILE
+    from cotenant.services.queue.jobs.job_store import JobStore
+    from cotenant.services.queue.jobs.queue_state import State
+    from cotenant.store.open import open_store
+
+    store = await open_store(f"sqlite:{state_dir / STORE_FILE}")
+    try:
+        begin = time.process_time()
+        await JobStore(store, State()).load()
+        return time.process_time() - begin
+    finally:
+        await store.close()
+
+
+def growth(jobs: int) -> Sequence[harness.Row]:
+    """Measure the load of one job in three sizes of the queue: it must not grow with their number."""
+    rows = []
+    for count in (0, jobs // 4, jobs // 2, jobs):  # the first only for its imports
+        with tempfile.TemporaryDirectory(prefix="cotenant-bench-", ignore_cleanup_errors=True) as directory:
+            asyncio.run(fill(Path(directory), count, SPECS_OF_GROWTH))
+            raw = raw_load_seconds(Path(directory))
+            loaded = asyncio.run(load_seconds(Path(directory)))
+        if not count:
+            continue
+        rows.append(
+            harness.Row(
+                f"{count:,} waiting jobs: load of one",
+                loaded / count * 1e6,
+                "µs",
+                raw / count * 1e6,
+                "reading and parsing its value",
+                f"≤ {LOAD_BAR_RATIO} times",
+                loaded <= LOAD_BAR_RATIO * raw,
+            )
+        )
+    return rows
 
 
 async def restart(state_dir: Path) -> Restart:
@@ -224,6 +265,7 @@ def measure(quick: bool) -> Sequence[harness.Row]:
             empty.longest_pause_ms,
             "with an empty store",
         ),
+        *growth(jobs),
     ]
 
 
