@@ -27,8 +27,8 @@ RATE, CONFIDENCE, REMAINING, SECONDS, REST_NANOS = 0, 9, 18, 20, 27  # offsets o
 SECONDS_BYTES, NANOS_BYTES = 6, 5  # of integers, at 7 bits each
 ROW_BYTES = REST_NANOS + 1 + NANOS_BYTES
 NO_REMAINING = REMAINING  # length of a row without a remaining time
-CANDIDATES_TAG = tag_of(pb.Estimate.DESCRIPTOR.fields_by_name["candidates"])
-ALLOCATION_TAG = tag_of(pb.CandidateEstimate.DESCRIPTOR.fields_by_name["allocation"])
+CANDIDATES_TAG = tag_of(pb.Estimate.DESCRIPTOR.fields_by_name["candidates"].number)
+ALLOCATION_TAG = tag_of(pb.CandidateEstimate.DESCRIPTOR.fields_by_name["allocation"].number)
 SHORT = 128  # lengths below it take one byte
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
 BYTES = 2  # the wire type of texts, bytes and messages
 
 
-def tag_of(field: FieldDescriptor) -> bytes:
-    """Return what precedes the length of a text, bytes or message field in the encoding of its message."""
-    key, tag = field.number << 3 | BYTES, bytearray()
+def tag_of(number: int) -> bytes:
+    """Return what precedes the length of a text, bytes or message field of this number in an encoded message."""
+    key, tag = number << 3 | BYTES, bytearray()
     while key >= 0x80:
         tag.append(key & 0x7F | 0x80)
         key >>= 7
