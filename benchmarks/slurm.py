@@ -269,7 +269,8 @@ def on_cotenant(jobs: Sequence[ModelJob], directory: Path, state: Path) -> Outco
                 executors.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
 
         def connected() -> bool:
-            return sum(node["id"].startswith("virtual") for node in mesh.json("nodes")) == NODES
+            names: list[str] = [node["id"] for node in mesh.json("nodes")]
+            return sum(name.startswith("virtual") for name in names) == NODES
 
         mesh.until(connected, "the nodes", SECONDS_MAX)
         return measure_arm(CotenantArm(mesh), jobs, directory)
