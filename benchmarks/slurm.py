@@ -263,10 +263,16 @@ def on_cotenant(jobs: Sequence[ModelJob], directory: Path, state: Path) -> Outco
         access = find(state, {})
         environment = os.environ | {"COTENANT_ENDPOINT": access.endpoints.placement, "COTENANT_TOKEN": access.token}
         for number in range(1, NODES + 1):
-            words = [sys.executable, str(Path(__file__)), "--node", f"v{number}", str(state / f"v{number}.json")]
-            with (state / f"v{number}.log").open("wb") as log:
+            name = f"virtual{number}"
+            words = [sys.executable, str(Path(__file__)), "--node", name, str(state / f"{name}.json")]
+            with (state / f"{name}.log").open("wb") as log:
                 executors.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
-        mesh.until(lambda: sum(n["id"].startswith("v") for n in mesh.json("nodes")) == NODES, "the nodes", SECONDS_MAX)
+
+        def connected() -> bool:
+            names: list[str] = [node["id"] for node in mesh.json("nodes")]
+            return sum(name.startswith("virtual") for name in names) == NODES
+
+        mesh.until(connected, "the nodes", SECONDS_MAX)
         return measure_arm(CotenantArm(mesh), jobs, directory)
     finally:
         mesh.close()
@@ -322,7 +328,7 @@ def measure(quick: bool) -> Sequence[harness.Row]:
         raise SystemExit(f"error: {missing}")
     count, seconds = SIZES[quick]
     jobs, rows = workload(count, seconds), list[harness.Row]()
-    with tempfile.TemporaryDirectory(prefix="slurm-benchmark-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="slurm-benchmark-") as folder:
         home = Path(folder)
         home.chmod(0o755)
         arms: dict[str, Callable[[], Outcome]] = {

@@ -86,6 +86,7 @@ EXCUSED = {
     "src/cotenant/executor_check/laws.py:alive": "the kernel writes it",
     "src/cotenant/executor_check/laws.py:leftovers": "written by the check's own jobs",
     "src/cotenant/executor_check/transcript.py:_end": UNPARSED,
+    "services/slurm/acting.py:_loaded": "reads the file; what it calls is a target",
     "services/slurm/commands.py:_UnixConnection.connect": "connects; the reader of answers is a target",
     "services/queue/folders/folder_store.py:_TenantFolders._put": UNPARSED,
     "src/cotenant/folders/chunk_files.py:ChunkFiles.flush_names": UNPARSED,
@@ -143,6 +144,7 @@ EXCUSED = {
     "src/cotenant/client/mapping.py:Map._set": OF_CALLER,
     "src/cotenant/cli/jobs/submit.py:example_text": OURS,
     "src/cotenant/cli/mesh/new_policy.py:package": OURS,
+    "src/cotenant/cli/mesh/slurm_acts.py:script": OURS,
     "src/cotenant/conformance/test_every_policy.py:test_a_policy_imports_no_clock_no_randomness_and_no_io": (
         "the source of an installed policy, which Python has imported"
     ),
