@@ -23,7 +23,7 @@ JUDGED = telemetry.counter(
 )
 RECORD = telemetry.gauge(
     "cotenant.queue.prediction_record",
-    "1",
+    "{ratio}",
     "Of each predictor's last predictions: the factor that half were off by at most, and the share within twice.",
 )
 
