@@ -63,7 +63,9 @@ KINDS: Mapping[str, type[Any]] = MappingProxyType(
 
 
 # the tag and the length of the field `spec_parts`, which ends a record that has it
-MARKS = {kind: tag_of(kind.DESCRIPTOR.fields_by_name["spec_parts"].number) + bytes([DIGEST_BYTES]) for kind in KINDS.values()}
+MARKS = {
+    kind: tag_of(kind.DESCRIPTOR.fields_by_name["spec_parts"].number) + bytes([DIGEST_BYTES]) for kind in KINDS.values()
+}
 
 
 def kind_of(key: str) -> type[Any] | None:
