@@ -22,7 +22,7 @@ START_SECONDS = 120.0  # each process imports torch
 pytestmark = [
     pytest.mark.deep,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("torch"),
+    pytest.mark.group("torch"),
     pytest.mark.skipif(not (TORCH / "torchrun").exists(), reason="`make test-torch` installs torch"),
 ]
 
