@@ -33,7 +33,9 @@ $(STAMP): $(SOURCES) locks/dev.txt locks/build.txt
 	@tools/setup $(VENV)
 	@touch $@
 
-test: lint tests ## run lint, then all tests (ARGS="-k store" selects tests)
+test: $(STAMP) ## run lint and all tests (ARGS="-k store" selects tests)
+	@printf '── lint\n'
+	@python tools/lint.py $(MAKE) tests
 
 tests: $(STAMP)
 	@printf '\n── tests\n'

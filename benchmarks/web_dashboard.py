@@ -18,6 +18,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
@@ -287,7 +288,7 @@ async def _behind(page: Any, bench: Cluster, pages: Pages, where: str) -> harnes
         job_id, began = made.job.id, time.perf_counter()
         await page.wait_for_selector(f".scroller a[href='/jobs/{job_id}']")
         behind.append(time.perf_counter() - began)
-        await until(lambda wanted=job_id: wanted in seen, SECONDS_MAX)  # type: ignore[misc]
+        await until(partial(seen.__contains__, job_id), SECONDS_MAX)
         direct.append(max(0.001, seen[job_id] - began))
     watch.cancel()
     value, base = harness.percentile(behind, 50), harness.percentile(direct, 50)

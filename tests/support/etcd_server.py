@@ -61,6 +61,14 @@ def _ports() -> Iterator[int]:
 _own_ports = _ports()
 
 
+def _ports_anew() -> None:
+    global _own_ports  # a copy would yield the same ports as its parent
+    _own_ports = _ports()
+
+
+os.register_at_fork(after_in_child=_ports_anew)
+
+
 def free_ports(wanted: int) -> list[int]:
     """Return different ports on which nothing listens, and which nobody else takes while their server is down."""
     found: list[int] = []

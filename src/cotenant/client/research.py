@@ -206,7 +206,7 @@ def _frame(rows: list[dict[str, Any]]) -> Any:
 def _html_table(rows: Sequence[Mapping[str, object]]) -> str:
     """Return rows with the same keys as an HTML table.
 
-    >>> _html_table([{"arm": "<a>", "jct": 1234.5}])[-67:]
+    >>> _html_table([{"arm": "<a>", "jct": 1234.5}])[-66:]
     '<tbody><tr><td>&lt;a&gt;</td><td>1,234.5</td></tr></tbody></table>'
     """
     head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])

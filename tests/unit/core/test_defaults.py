@@ -83,6 +83,7 @@ EXPECTED: dict[ModuleType, dict[str, object]] = {
         "JobRow.tenant_weight": 1.0,
         "JobRow.deadline_seconds": math.inf,
         "JobRow.preemptible": True,
+        "JobRow.code": -1,
     },
     launch_health: {
         "HoldRules.failures": 3,
@@ -94,7 +95,7 @@ EXPECTED: dict[ModuleType, dict[str, object]] = {
         "HoldRules.quick_tenants": 2,
         "Outcomes.window_seconds": 300.0,
     },
-    node: {"Gpu.numa_node": -1, "NodeShape.count": 1, "NodeShape.containers": True},
+    node: {"Gpu.numa_node": -1, "NodeShape.count": 1, "NodeShape.containers": True, "NodeShape.container_gpus": True},
     protocols: {"Order.valid_seconds": math.inf, "AttemptWindow.tasks": 1, "AttemptWindow.steady": True},
     refusal: {"Refusal.holds_seconds": math.inf, "Refusal.held_seconds": math.inf},
     retry: {

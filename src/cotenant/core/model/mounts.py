@@ -16,8 +16,8 @@ _OF_THE_RUNTIME = ("/dev", "/proc", "/sys")  # a container's own
 class Mount:
     """A file or directory of the node, which the container sees at `target`.
 
-    >>> str(Mount("/data", "/data", True)), str(Mount("/scratch/ada", "/tmp"))
-    ('/data:/data:ro', '/scratch/ada:/tmp')
+    >>> str(Mount("/data", "/data", True)), str(Mount("/scratch/ada", "/work"))
+    ('/data:/data:ro', '/scratch/ada:/work')
     """
 
     source: str

@@ -59,7 +59,7 @@ def test_a_task_of_an_array_becomes_an_array_of_its_index(shell: Shell, standin:
     [
         (("rerun", "nothing"), "not found"),
         (("submit", "--like", "nothing"), "not found"),
-        (("submit", "--like", "x", "job.yaml"), "--like takes no job files"),
+        (("submit", "--like", "x", "job.yaml"), "--like takes neither job files nor --git"),
     ],
 )
 def test_mistakes_are_one_clear_error(shell: Shell, standin: Standin, words: tuple[str, ...], error: str) -> None:
