@@ -39,6 +39,7 @@ def test_an_unknown_service_suggests_the_nearest(elsewhere: Cli) -> None:
     assert "did you mean placement" in reported
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("text", "reported"),
     [
@@ -74,6 +75,7 @@ def test_a_store_in_use_is_reported_and_its_owner_continues(mesh: Mesh) -> None:
     assert mesh.cli("submit", "--cpus", "1", "--wait", *shell("echo still here")).out == "still here\n"
 
 
+@pytest.mark.deep
 def test_a_port_in_use_is_reported(mesh: Mesh, elsewhere: Cli) -> None:
     for arguments in (("up",), ("serve", "queue")):
         reported = refused_to_start(elsewhere, *arguments, "--listen", mesh.address, code=1).error
@@ -97,6 +99,7 @@ def test_a_world_writable_state_directory_is_rejected(elsewhere: Cli, tmp_path: 
     assert "is writable by everybody" in refused_to_start(elsewhere, "--state-dir", shared, "up", code=1).error
 
 
+@pytest.mark.deep
 def test_a_damaged_store_is_reported(elsewhere: Cli, tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     state_dir.mkdir(mode=0o700)

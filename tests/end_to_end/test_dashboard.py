@@ -370,6 +370,7 @@ def test_the_list_shows_filters_and_opens_jobs(window: Window, mesh: Mesh, jobs:
     page.wait_for_url(f"{window.base}{first}")
 
 
+@pytest.mark.deep
 def test_a_waiting_job_says_why_and_what_nodes_have(window: Window, jobs: dict[str, str]) -> None:
     page = window.open(f"/jobs/{jobs['waits']}")
     page.wait_for_selector("#nodes td")
@@ -445,6 +446,7 @@ def test_the_mesh_page_names_services_and_problems(window: Window) -> None:
     window.check("mesh")
 
 
+@pytest.mark.deep
 def test_the_queue_shows_the_order_what_decides_it_and_who_holds_up_whom(
     window: Window, mesh: Mesh, jobs: dict[str, str]
 ) -> None:

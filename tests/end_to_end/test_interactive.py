@@ -156,6 +156,7 @@ def test_without_a_client_the_job_ends_after_the_idle_time(cli: Cli) -> None:
     assert "no client is attached" in cli("logs", job).out
 
 
+@pytest.mark.deep
 def test_ctrl_c_cancels_a_program_without_input(cli: Cli) -> None:
     client = subprocess.Popen(
         [COTENANT, "run", *ONE_CORE, *shell("trap 'echo saved; exit 0' TERM; echo begun; while :; do sleep 0.1; done")],

@@ -94,6 +94,7 @@ def test_a_plain_installation_is_small(installed: Install) -> None:
     assert sum(sizes.values()) <= BYTES_MAX, sorted(sizes.items(), key=lambda one: -one[1])[:12]
 
 
+@pytest.mark.deep
 def test_a_job_reports_progress_without_any_dependency(installed: Install, tmp_path: Path) -> None:
     script = "import sys; from cotenant import progress; progress.step(loss=1); print(*sys.modules)"
     done = run(installed("") / "python", "-c", script, home=tmp_path)
@@ -102,6 +103,7 @@ def test_a_job_reports_progress_without_any_dependency(installed: Install, tmp_p
     assert {name for name in tops if not name.startswith("__")} - set(NOT_OURS) == {"cotenant"}
 
 
+@pytest.mark.deep
 def test_every_command_explains_itself_in_a_plain_installation(installed: Install, tmp_path: Path) -> None:
     script = (
         "import sys\nfrom cotenant.cli.application import ENTRIES\nfrom cotenant.cli.main import run\n"
@@ -113,6 +115,7 @@ def test_every_command_explains_itself_in_a_plain_installation(installed: Instal
     assert done.stdout.lower().count("usage: cotenant ") >= len(ENTRIES)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("words", "needed"),
     [

@@ -59,6 +59,7 @@ def test_a_renamed_field_breaks_callers_of_the_public_package_only(tree: Path) -
     assert changed(tree) == ""
 
 
+@pytest.mark.deep
 def test_a_changed_type_breaks_every_package(tree: Path) -> None:
     edit(tree, INTERNAL, "string node_id =", "int64 node_id =")
     assert "node_id" in changed(tree)

@@ -200,6 +200,7 @@ def test_few_tests_are_in_quarantine_each_with_a_reason() -> None:
         assert len(reason) > 20
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("options", "count"), [((), 0), (("--deep",), 2), (("--hypothesis-profile", "deep"), 2)])
 def test_deep_tests_are_left_out_unless_they_are_asked_for(options: tuple[str, ...], count: int) -> None:
     file = "tests/unit/reproduction/test_coda.py"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, settings
 
 from cotenant.conformance.trials import FULL
 from cotenant.conformance.trials import examples as examples
 
+T = TypeVar("T")
 SHORT, DEEP = FULL // 10, FULL * 10
 
 
@@ -39,6 +42,17 @@ def register_profiles() -> None:
 def amount(short: int, *, deep: int) -> int:
     """Return how much of something a costly test does: more in the profile `deep`."""
     return deep if is_deep() else short
+
+
+def some(cases: Sequence[T], count: int) -> Sequence[T]:
+    """Return some of the cases of a costly test, evenly spread over all: these, in the profile `deep`.
+
+    >>> some("abcdefg", 3)
+    ['a', 'd', 'g']
+    """
+    if is_deep() or count >= len(cases):
+        return cases
+    return [cases[round(number * (len(cases) - 1) / max(1, count - 1))] for number in range(count)]
 
 
 def is_deep() -> bool:

@@ -56,6 +56,7 @@ def test_findings_are_complete_for_a_single_workload(figures: dict[str, Figures]
     assert all(len(row) == len(table.columns) == len(table.formats) for table in findings.tables for row in table.rows)
 
 
+@pytest.mark.deep
 def test_where_jobs_come_faster_the_same_jobs_wait_longer_and_ours_gains_more_on_srtf() -> None:
     faster = ITP_FASTER[0]
     slow, fast = (load.jobs(Data(), 11).jobs for load in (ITP, faster))

@@ -37,6 +37,7 @@ def figures() -> dict[str, Figures]:
     return {name: one for name, one in found.items() if one is not None}
 
 
+@pytest.mark.deep
 def test_more_deadlines_are_met_than_by_fifo_and_far_more_than_by_random(figures: dict[str, Figures]) -> None:
     fifo, by_chance, ours = (figures[arm.name].values for arm in (FIFO, RANDOM, OURS))
     assert ours["kept_percent"] > 1.1 * fifo["kept_percent"]

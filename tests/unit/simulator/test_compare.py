@@ -111,6 +111,7 @@ def without_wall(value: Any) -> Any:
     return [without_wall(each) for each in value] if isinstance(value, list) else value
 
 
+@pytest.mark.deep
 def test_a_table_is_printed_for_people() -> None:
     result = cotenant(*SAMPLE, "--arms", "fifo", "--arm", "guess=srsf,predictor=noisy-oracle", "--seeds", "2")
     assert result.exit_code == 0, result.stderr

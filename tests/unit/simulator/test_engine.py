@@ -258,6 +258,7 @@ def test_work_to_be_repeated_is_part_of_the_true_rest() -> None:
     assert finishes(simulate(jobs, "1x1", queue=Shortest())) == {"a": 13.0, "b": 9.0, "c": 17.5}
 
 
+@pytest.mark.deep
 def test_a_noisy_oracle_without_noise_is_an_oracle() -> None:
     told = {"predictor": {"predictable": "1", "spread": "0"}}
     exact = simulate("sample", "2x8", queue=Shortest())
@@ -358,6 +359,7 @@ def test_an_order_that_never_lasts_cannot_stop_the_clock() -> None:
     assert 400 <= result.events <= 600
 
 
+@pytest.mark.deep
 def test_several_predictors_are_chained_each_with_its_options() -> None:
     told = {"predictor": {"rates_max": "4", "history.samples_max": "8"}}
     both = simulate("sample", "2x8", queue=Shortest(), predictor="loss-curve,history", options=told)

@@ -67,7 +67,7 @@ def simulated(trace: Trace, cluster: str, placement: str, mode: str) -> dict[str
 
 @pytest.mark.parametrize("mode", ["strict", "backfill"])
 @pytest.mark.parametrize("placement", ["count", "consolidate"])
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", range(amount(2, deep=5)))
 def test_fifo_finishes_every_job_when_the_naive_simulator_does(block: int, placement: str, mode: str) -> None:
     for seed in range(40 * block, 40 * block + amount(15, deep=40)):
         jobs = workload(seed)

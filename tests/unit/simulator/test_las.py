@@ -49,7 +49,7 @@ def finishes(jobs: list[TraceJob], gpus: int) -> tuple[dict[str, float], int]:
     return finished, stops
 
 
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", range(amount(3, deep=5)))
 def test_las_finishes_every_job_when_a_look_at_every_second_does(block: int) -> None:
     for seed in range(30 * block, 30 * block + amount(12, deep=30)):
         jobs = workload(seed)

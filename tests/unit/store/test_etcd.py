@@ -279,6 +279,7 @@ async def test_each_member_reports_its_status(cluster: list[EtcdServer]) -> None
     assert await OffsetStore(MemoryStore()).member_statuses() == []
 
 
+@pytest.mark.deep
 async def test_a_cluster_serves_on_without_any_one_of_its_members(cluster: list[EtcdServer]) -> None:
     async with EtcdOpened(*cluster) as store:
         revision = await put(store, "/n", b"start")
@@ -318,6 +319,7 @@ async def put_when_possible(store: Store, key: str, value: bytes) -> int:
                 continue  # a leader is being elected
 
 
+@pytest.mark.deep
 async def test_a_cluster_without_a_majority_is_unavailable_and_its_watches_wait(cluster: list[EtcdServer]) -> None:
     async with EtcdOpened(*cluster, timeout_seconds=1.0) as store:
         updates = store.watch("/", after_revision=await put(store, "/a"))
@@ -331,6 +333,7 @@ async def test_a_cluster_without_a_majority_is_unavailable_and_its_watches_wait(
         assert (await drain(updates, to_revision=last))[-1].revision == last
 
 
+@pytest.mark.deep
 async def test_a_silent_member_is_abandoned_by_watches_and_calls(tmp_path: Path) -> None:
     require_etcd()
     servers = start_cluster(tmp_path, members=3, arguments=["--grpc-keepalive-min-time=100ms"])

@@ -72,6 +72,7 @@ def test_a_mutant_is_killed_by_a_test_or_by_types_or_survives_and_the_file_stays
     assert (ROOT / MODULE).read_text() == before
 
 
+@pytest.mark.deep
 def test_a_mutant_that_never_ends_is_stopped_by_its_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "CPU_SECONDS_MIN", 5)
     monkeypatch.setattr(runner, "CPU_FACTOR", 0)

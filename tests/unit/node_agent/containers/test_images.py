@@ -125,6 +125,7 @@ def test_an_image_that_cannot_be_used_is_refused_with_the_reason(store: ImageSto
     assert "it is larger than the cache of images" in refusal(store, f"oci:{big}")
 
 
+@pytest.mark.deep
 def test_damage_is_found_before_an_image_is_used(store: ImageStore, tmp_path: Path) -> None:
     layout = write_layout(tmp_path / "layout", [layer_of(BASE)], compression="")
     for blob in sorted((layout / "blobs/sha256").iterdir()):
@@ -145,6 +146,7 @@ def test_an_image_is_unpacked_once(store: ImageStore, tmp_path: Path) -> None:
     assert Path(first.root).stat().st_ino == inode
 
 
+@pytest.mark.deep
 def test_the_least_recently_used_images_make_room(tmp_path: Path) -> None:
     used: list[str] = []
     store = ImageStore(tmp_path / "images", 2_500, lambda: used)
