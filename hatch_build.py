@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import re
 import shutil
 import sysconfig
+import zlib
+from binascii import b2a_base64
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +17,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 GENERATED = ("v1", "agent", "internal", "storage")  # below src/cotenant; git ignores them
+FIRST_IMPORT, PURE_PYTHON = "from google.protobuf import descriptor as", "if not _descriptor._USE_C_DESCRIPTORS:"
+ADDED = "_descriptor_pool.Default().AddSerializedFile("
 EXPERIMENTAL = " # This class is part of an EXPERIMENTAL API."
 SHIPPED = "protos"  # likewise: the public protos and what they import, for clients in other languages
 FOREIGN = (  # protos of googleapis-common-protos: those that ours import, and the details of errors
@@ -69,6 +74,8 @@ def compile_protos(root: Path) -> None:
         keep_services(root / "src" / path.relative_to(root / "protos").with_name(f"{path.stem}_pb2_grpc.py"))
     for path in (root / "src" / "cotenant").glob("*/**/*_pb2.pyi"):
         path.write_text(shortened(path.read_text()))
+    for path in (root / "src" / "cotenant").glob("*/**/*_pb2.py"):
+        path.write_text(packed(path.read_text()))
     for package in sorted({*packages, *(package.parent for package in packages)} - {Path("cotenant")}):
         text = f'"""Generated from protos/{package} at build time; do not edit."""\n'
         (root / "src" / package / "__init__.py").write_text(text)
@@ -88,11 +95,26 @@ def keep_services(path: Path) -> None:
     path.write_text("\nclass ".join(kept).replace(EXPERIMENTAL, "").rstrip() + "\n")
 
 
+def packed(module: str) -> str:
+    """Return a module of messages with its descriptor compressed: most of the module, and of its compiled form.
+
+    What only protobuf in pure Python sets once more, options and offsets in the descriptor, is left out.
+    """
+    begin = module.index(ADDED) + len(ADDED)
+    end = module.index("')\n", begin) + 1
+    text = b2a_base64(zlib.compress(ast.literal_eval(module[begin:end]), 9), newline=False).decode()
+    imports = f"import zlib as _zlib\nfrom binascii import a2b_base64 as _a2b_base64\n{FIRST_IMPORT}"
+    head = module[:begin].replace(FIRST_IMPORT, imports, 1)
+    rest = module[end:].partition(PURE_PYTHON)[0]
+    return f"{head}_zlib.decompress(_a2b_base64('{text}')){rest}"
+
+
 def shortened(types: str) -> str:
     """Return the types of a module of messages without what says nothing.
 
     That is: notes for linters, names as bytes, numbers of fields, and what a message only repeats of its base.
     """
+    types = re.sub(r"^ +(_ClearFieldArgType: .*|def ClearField\(.*)\n", "", types, flags=re.MULTILINE)
     types = re.sub(r', b"\w+"', "", re.sub("  # no[q]a: Y015", "", types))
     for line in (r"\w+_FIELD_NUMBER: _builtins.int", r"def WhichOneof\(self, oneof_group: _Never\) -> None: ..."):
         types = re.sub(rf"^ +{line}\n", "", types, flags=re.MULTILINE)

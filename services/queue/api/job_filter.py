@@ -45,7 +45,7 @@ class JobFilter:
         message = pb.JobFilter()
         message.CopyFrom(self._message)
         for field in CHANGING:
-            message.ClearField(field)  # type: ignore[arg-type]  # a field of the message
+            message.ClearField(field)
         return JobFilter(message, self._view)
 
     def may_have_matched(self, job_id: str, tenant: str) -> bool:

@@ -99,7 +99,7 @@ class TenantServicer(tenant_service_pb2_grpc.TenantServiceServicer):
         tenant = pb.Tenant()
         tenant.CopyFrom(self._job_store.state.tenants[request.tenant.id][0])
         for path in paths:
-            tenant.ClearField(path)  # type: ignore[arg-type]  # one of CHANGEABLE
+            tenant.ClearField(path)
             if _is_set(request.tenant, path):
                 setattr(tenant, path, getattr(request.tenant, path))
         _check(tenant)

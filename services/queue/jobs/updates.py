@@ -64,7 +64,7 @@ def _copy(spec: job_pb2.JobSpec, request: pb.UpdateJobRequest) -> None:
             inner = name.removeprefix("qos.")
             setattr(spec.qos, inner, getattr(request.job.spec.qos, inner))
             continue
-        spec.ClearField(name)  # type: ignore[arg-type]  # one of CHANGEABLE
+        spec.ClearField(name)
         new = getattr(request.job.spec, name)
         if name == "labels":
             spec.labels.update(new)

@@ -86,6 +86,6 @@ def _copy_but_large(spec: job_pb2.JobSpec, copy: job_pb2.JobSpec) -> None:
 
 def _abridge(spec: job_pb2.JobSpec) -> None:
     for name in ATTEMPT_FIELDS:
-        spec.ClearField(name)  # type: ignore[arg-type]  # names of its fields
+        spec.ClearField(name)
     for role in spec.roles:
         role.ClearField("command")

@@ -40,7 +40,7 @@ def cluster(data: Data) -> simulator.Cluster:
 def pods(data: Data) -> tuple[tuple[Role, float], ...]:
     """Return the pods with GPUs: the role of each, and its run time in seconds."""
     whole = data.file(PODS)
-    path = whole or SAMPLES / "openb_gpu_pods.csv"
+    path = whole or SAMPLES / "openb_gpu_pods.csv.gz"
     with reading(path):
         rows = table(path, "num_gpu", "gpu_milli", "cpu_milli", *(TIMES if whole else ()))
         read = [(row, _seconds(row)) for row in rows if int(row["num_gpu"])]

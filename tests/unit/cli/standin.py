@@ -197,7 +197,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
             if field.startswith("qos."):
                 setattr(job.spec.qos, field[4:], getattr(request.job.spec.qos, field[4:]))
                 continue
-            job.spec.ClearField(field)  # type: ignore[arg-type]  # a field's name that is only known here
+            job.spec.ClearField(field)
             part = job_pb2.JobSpec()
             value = getattr(request.job.spec, field)
             if field == "labels":

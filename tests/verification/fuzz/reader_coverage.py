@@ -84,6 +84,7 @@ EXCUSED = {
     "src/cotenant/simulator/plan_process.py:main": "its first line is written only by the predictor, which started it",
     "src/cotenant/executor_check/laws.py:Script.starts": "written by the check's own jobs",
     "src/cotenant/executor_check/laws.py:alive": "the kernel writes it",
+    "src/cotenant/cli/jobs/folder_choice.py:_boot_id": "the kernel writes it",
     "src/cotenant/executor_check/laws.py:leftovers": "written by the check's own jobs",
     "src/cotenant/executor_check/transcript.py:_end": UNPARSED,
     "services/slurm/acting.py:_loaded": "reads the file; what it calls is a target",

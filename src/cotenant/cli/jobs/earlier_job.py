@@ -38,7 +38,7 @@ def draft_like(earlier: Job | Array, overrides: MapNode, now: float) -> Draft:
     message.CopyFrom(earlier.spec)
     given = {key.text for key, _ in overrides.entries}
     for field, words in _dropped(message, now):
-        message.ClearField(field)  # type: ignore[arg-type]  # a field's name that is only known here
+        message.ClearField(field)
         if field not in given:
             note(f"{earlier.id}: {words} is not repeated")
     if message.HasField("array_task"):
