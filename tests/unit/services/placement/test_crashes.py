@@ -255,7 +255,8 @@ async def test_services_and_agents_may_be_killed_while_replicas_change(disturb: 
     pytest.fail(f"only {regenerated} resized: too little to prove anything")
 
 
-@pytest.mark.parametrize("disturb", [pytest.param(kill_both, marks=pytest.mark.deep), kill_agents])
+@pytest.mark.deep
+@pytest.mark.parametrize("disturb", [kill_both, kill_agents])
 async def test_services_and_agents_may_be_killed_during_migrations(disturb: Disturb) -> None:
     """Every gang that waits for a node migrates other jobs as soon as it can."""
     rng = Random(f"moving {disturb.__name__}")
