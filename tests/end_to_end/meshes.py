@@ -74,6 +74,17 @@ class Mesh:
         assert TRACEBACK not in self.log.read_text()
 
 
+@contextmanager
+def configured_mesh(directory: Path, config: str) -> Iterator[Mesh]:
+    """Run a mesh with a configuration, which is closed at the end."""
+    path = directory / "config.toml"
+    path.write_text(config)
+    mesh = Mesh(directory, "--config", str(path))
+    mesh.start()
+    yield mesh
+    mesh.close()
+
+
 def start_agent(mesh: Mesh, node: str, gpus: int) -> Serving:
     """Start the agent of another node on this machine, and wait until it is connected."""
     agent = mesh.cli.start(

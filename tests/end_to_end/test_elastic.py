@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.meshes import Mesh, second_node
+from tests.end_to_end.meshes import Mesh, configured_mesh, second_node
 from tests.end_to_end.waiting import lines_of, until
 
 from cotenant.codec.job_events import kind_of
@@ -47,12 +47,8 @@ while True:
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[Mesh]:
     """A mesh with one node of two GPUs."""
-    config = tmp_path / "config.toml"
-    config.write_text(CONFIG)
-    mesh = Mesh(tmp_path, "--config", str(config))
-    mesh.start()
-    yield mesh
-    mesh.close()
+    with configured_mesh(tmp_path, CONFIG) as mesh:
+        yield mesh
 
 
 def runs_with(mesh: Mesh, job_id: str, replicas: int) -> Job | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.meshes import Mesh, end_all
+from tests.end_to_end.meshes import Mesh, configured_mesh, end_all
 
 from cotenant.core.model.lifecycle import Phase
 from cotenant.v1.job_pb2 import Job
@@ -20,13 +20,9 @@ placement = "multi-array"
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[Mesh]:
-    config = tmp_path / "config.toml"
-    config.write_text(CONFIG)
-    mesh = Mesh(tmp_path, "--config", str(config))
-    mesh.start()
-    yield mesh
-    end_all(mesh.client)
-    mesh.close()
+    with configured_mesh(tmp_path, CONFIG) as mesh:
+        yield mesh
+        end_all(mesh.client)
 
 
 def borrows(job: Job) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.end_to_end.commands import Serving
-from tests.end_to_end.meshes import Mesh, end_all, start_agent
+from tests.end_to_end.meshes import Mesh, configured_mesh, end_all, start_agent
 from tests.end_to_end.waiting import lines_of, until
 from tests.support.paths import ROOT
 
@@ -91,12 +91,8 @@ MEASURED = re.compile(r"a resize costs it [\d.]+ s \(median of 2\): [\d.]+ s to 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[Mesh]:
     """A mesh with one node of one GPU."""
-    config = tmp_path / "config.toml"
-    config.write_text(CONFIG)
-    mesh = Mesh(tmp_path, "--config", str(config))
-    mesh.start()
-    yield mesh
-    mesh.close()
+    with configured_mesh(tmp_path, CONFIG) as mesh:
+        yield mesh
 
 
 def curve(work: Path) -> list[tuple[int, int, float]]:
