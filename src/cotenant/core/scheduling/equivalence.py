@@ -72,9 +72,11 @@ class ClassRefusals(Generic[Key]):
 
     def add(self, key: Key, refusal: Refusal, fragmented_seconds: float, bound: Hashable = None) -> None:
         """Remember the refusal that a gang with this wait got, unless one is known that holds for its whole class."""
-        if key in self.uniform:
+        if refusal.code is not Code.RESERVED and not self._by_wait and _at_any_wait(refusal):
+            self.uniform.setdefault(key, refusal)  # hot path: a key is hashed once
+        elif key in self.uniform:
             return
-        if refusal.code is Code.RESERVED:
+        elif refusal.code is Code.RESERVED:
             self._reserved.setdefault((key, bound), []).append((refusal, fragmented_seconds))
         elif key in self._by_wait or not _at_any_wait(refusal):
             self._by_wait.setdefault(key, []).append((refusal, fragmented_seconds))

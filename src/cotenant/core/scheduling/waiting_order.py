@@ -16,7 +16,7 @@ A job that begins to wait has no place yet: it is part of every front until it i
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -26,6 +26,7 @@ from cotenant.core.model.job_table import Flags, Ints, JobTable
 from cotenant.core.scheduling.cycle import Admission
 
 Place = tuple[int, int, float, float, int, str]  # minus the priority, level, score, arrival, sequence, id
+SORTED_SHARE = 16  # if more than one of this many places is new, sorting a line is faster than inserting
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +109,27 @@ class WaitingOrder:
 
     def _rank(self, front: Front, admission: Admission, before: int) -> None:
         """Give the unranked jobs of a front their places; their rows follow those `before`."""
-        jobs, order = admission.jobs, admission.order
-        for row, job_id in enumerate(front.job_ids[: front.unranked], before):
-            place = self._places[job_id] = (
-                -int(jobs.priority[row]),
-                int(order.level[row]),
-                float(order.score[row]),
-                float(jobs.arrival_seconds[row]),
-                int(jobs.sequence[row]),
-                job_id,
-            )
-            insort(self._lines.setdefault(self._unranked.pop(job_id), []), place)
+        jobs, order, rows = admission.jobs, admission.order, slice(before, before + front.unranked)
+        columns = (-jobs.priority, order.level, order.score, jobs.arrival_seconds, jobs.sequence)
+        places: Iterator[Place] = zip(
+            *(column[rows].tolist() for column in columns), front.job_ids[: front.unranked], strict=True
+        )
+        coming: dict[int, list[Place]] = {}
+        for place in places:
+            self._places[place[-1]] = place
+            coming.setdefault(self._unranked.pop(place[-1]), []).append(place)
+        for code, some in coming.items():
+            _insert(self._lines.setdefault(code, []), some)
+
+
+def _insert(line: list[Place], places: list[Place]) -> None:
+    """Insert places into a sorted line; many are sorted with it at once."""
+    if len(places) * SORTED_SHARE > len(line):
+        line += places
+        line.sort()
+        return
+    for place in places:
+        insort(line, place)
 
 
 def _rows(front: Front, table: JobTable) -> Ints:

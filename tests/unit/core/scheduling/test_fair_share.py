@@ -176,25 +176,54 @@ def test_fair_share_stops_no_job_that_the_policy_alone_would_let_run(
 def test_a_running_job_that_was_chosen_is_chosen_again(
     table: JobTable, data: st.DataObject, running_first: bool, capacity: Capacity
 ) -> None:
-    """Else tenants would stop each other's jobs at every cycle."""
+    """Else tenants would stop each other's jobs at every cycle.
+
+    An earlier job of its own tenant may take its place: another tenant got the room that both would have had.
+    """
     scores = {job_id: data.draw(st.sampled_from([0.0, 1.0, 2.0])) for job_id in table.ids}
     policy = Ranked(preemptive=True, running_first=running_first)
 
-    def chosen() -> set[str]:
+    def chosen() -> tuple[set[str], list[str]]:
+        """Return what should run, and all jobs in the policy's own order."""
         jobs = table.jobs(NOW)
         order = Order(np.zeros(len(jobs), dtype=np.int64), np.array([scores[one] for one in table.ids]))
         choice = choose(jobs, policy, order, capacity, now=NOW, rules=FAIR)
         assert choice.selected is not None
-        return {table.ids[row] for row in np.flatnonzero(choice.selected).tolist()}
+        ranked = rank(jobs, order, running_first=running_first)
+        rows = np.flatnonzero(choice.selected)
+        return {table.ids[row] for row in rows.tolist()}, [table.ids[row] for row in ranked.tolist()]
 
-    first = chosen()
+    first, ranked = chosen()
     for job_id in table.ids:
         if table.running(job_id) and job_id not in first:
             table.stop(job_id, NOW)
         elif job_id in first and not table.running(job_id):
             table.start(job_id, NOW)
-    again = chosen()
-    assert {job_id for job_id in first if job_id not in again} == set()
+    again, _ = chosen()
+    tenants = dict(zip(table.ids, table.jobs(NOW).tenant.tolist(), strict=True))
+    for dropped in first - again:
+        before = ranked[: ranked.index(dropped)]
+        assert any(tenants[other] == tenants[dropped] and other in again - first for other in before)
+
+
+def test_a_running_job_gives_way_to_an_earlier_job_of_its_tenant_once_another_tenant_has_the_room() -> None:
+    table = JobTable()
+    table.add(JobRow("first", 0, sequence=0, gpu_milli=1000, tenant=1, preemptible=False))
+    table.add(JobRow("small", 1, sequence=1, gpu_milli=500, tenant=1))
+    table.add(JobRow("other", 2, sequence=2, gpu_milli=1000, tenant=2, preemptible=False))
+    table.start("small", NOW - 10)
+    made: list[set[str]] = []
+    for _ in range(3):
+        jobs = table.jobs(NOW)
+        choice = choose(jobs, Ranked(preemptive=True), by_arrival(jobs), Capacity(2000), now=NOW, rules=FAIR)
+        assert choice.selected is not None
+        made.append({table.ids[row] for row in np.flatnonzero(choice.selected).tolist()})
+        for job_id in table.ids:
+            if table.running(job_id) and job_id not in made[-1]:
+                table.stop(job_id, NOW)
+            elif job_id in made[-1] and not table.running(job_id):
+                table.start(job_id, NOW)
+    assert made == [{"small", "other"}, {"first", "other"}, {"first", "other"}]
 
 
 @given(pictures(), st.data(), weighted_families(), policies)
@@ -361,7 +390,8 @@ def test_the_shares_of_children_add_up_to_their_parents(jobs: Jobs, tenancy: Ten
     found = Sharing(dataclasses.replace(jobs, past_use=past), capacity, tenancy).shares(jobs.running)
     numbers = {tenant.id: number for number, tenant in enumerate(tenancy.tenants)}
     families = {
-        number: [numbers[one.id] if one.id else number for one in family_of(tenancy, number)] for number in range(4)
+        number: [numbers[one.id] if one.id else number for one in family_of(tenancy, number)]
+        for number in range(past.shape[1])
     }
     assert found.keys() == {above for number in present for above in families[number]}, "and all their ancestors"
     for number, one in found.items():
@@ -374,7 +404,7 @@ def test_the_shares_of_children_add_up_to_their_parents(jobs: Jobs, tenancy: Ten
         assert one.held == pytest.approx(max(parts))
     children: dict[int | None, list[int]] = {}
     for number in found:
-        family = families.get(number) or [numbers[one.id] for one in family_of(tenancy, number)]
+        family = families[number]
         children.setdefault(family[1] if len(family) > 1 else None, []).append(number)
     for parent, below in children.items():
         whole = found[parent] if parent is not None else None
@@ -383,8 +413,11 @@ def test_the_shares_of_children_add_up_to_their_parents(jobs: Jobs, tenancy: Ten
         assert used <= (whole.used if whole else 1.0) + 1e-9
         if parent not in present:  # else the parent's own jobs have the rest
             assert fair == pytest.approx(whole.fair if whole else 1.0)
-            mine = [tenant for tenant in present if parent is None or parent in families[tenant]]
-            assert used == pytest.approx(whole.used if whole else float(past[0, mine].any()))
+        if whole is None:
+            past_here = [number for number, family in families.items() if family[-1] in below]
+            assert used == pytest.approx(float(past[0, past_here].any()))
+        elif parent not in present and not past[0, parent]:  # else its own jobs have the rest, ended ones too
+            assert used == pytest.approx(whole.used)
 
 
 def test_the_usage_of_a_group_is_its_part_of_its_departments() -> None:
