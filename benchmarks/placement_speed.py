@@ -142,9 +142,10 @@ def cycles(some: Sequence[TraceJob], nodes: int, placement: str, count: int) -> 
 
 
 def lookup_ms(count: int) -> float:
-    """Return the milliseconds of `count` dictionary look-ups."""
+    """Return the milliseconds of `count` dictionary look-ups, over rounds that are long enough to time."""
     table = {f"job-{number}": number for number in range(count)}
-    return 1e3 * least_seconds(lambda: sum(table[name] for name in table))
+    passes = 20
+    return 1e3 / passes * least_seconds(lambda: [sum(table[name] for name in table) for _ in range(passes)], rounds=5)
 
 
 def least_seconds(work: Callable[[], object], rounds: int = 3) -> float:
