@@ -186,6 +186,14 @@ class Record:
         """The job message."""
         return self.stored.job
 
+    def copy_job(self) -> job_pb2.Job:
+        """Return a copy of the job message; a compact record stays compact, so that a long list costs no memory."""
+        if self._compact:
+            return records_pb2.StoredJob.FromString(self._compact.packed).job
+        job = job_pb2.Job()
+        job.CopyFrom(self.stored.job)
+        return job
+
     @property
     def lock(self) -> asyncio.Lock:
         """Held while the job is changed."""

@@ -14,8 +14,7 @@ from cotenant.v1 import job_pb2
 
 def stored_message(record: Record) -> job_pb2.Job:
     """Return a job as callers see it, from its record alone; complete for an ended job."""
-    job = job_pb2.Job()
-    job.CopyFrom(record.job)
+    job = record.copy_job()
     job.etag = str(record.revision)
     if record.spec.open:
         job.spec.roles[0].replicas = record.requested_spec.roles[0].replicas

@@ -9,6 +9,7 @@ from cotenant.core.model.lifecycle import Phase
 from cotenant.services.queue.jobs.compaction import Compaction
 from cotenant.services.queue.jobs.job_record import Record
 from cotenant.services.queue.jobs.job_store import JOBS
+from cotenant.services.queue.jobs.messages import stored_message
 from cotenant.services.queue.jobs.queue_state import State, clone
 from cotenant.services.queue.jobs.transitions import PHASES, load_record, new_record
 from cotenant.store.port import Entry
@@ -76,6 +77,17 @@ def test_reading_an_ended_record_keeps_it_compacted() -> None:
     one.compact()
     assert one.job.id == "j1"
     assert rests(one)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_showing_a_record_keeps_it_as_it_is(phase: Phase) -> None:
+    one = record(phase)
+    one.compact()
+    packed, rested = one.packed, rests(one)
+    shown = stored_message(one)
+    shown.spec.ClearField("command")
+    assert shown.id == "j1"
+    assert (one.packed, rests(one)) == (packed, rested)
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase.holds_resources])
