@@ -93,6 +93,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
         "quality": Form(25),
         "queue_order": Form(7200, excluded="simulates published traces under eight kinds of predictions for hours"),
         "simulator": Form(35),
+        "scale": Form(150, excluded="the default set has no minutes left for 4,000 nodes"),
         "sizing": Form(35),
         "sizing_live": Form(10),
         "predictor_duration": Form(30),
