@@ -192,7 +192,8 @@ def verdict_of(claim: Claim, ours: Spread) -> Verdict:
 class Measured:
     """A claim measured on one workload: our figure over the seeds, with an explanation if needed.
 
-    `learned` False: the predictions were perfect, so the figure is a bound.
+    `learned` False: the predictions were perfect, so the figure is a bound. `bound`: the best that could be had on the
+    same workload, with everything that the claim is about at no cost.
     """
 
     claim: Claim
@@ -202,6 +203,7 @@ class Measured:
     ours: Spread | None
     learned: bool = True
     why: str = ""
+    bound: Spread | None = None
 
     @property
     def verdict(self) -> Verdict:
