@@ -42,7 +42,7 @@ TENANTS = 3
 LOADS = 0.5, 0.8, 1.1
 ARMS = {"without types": (False, "tenants"), "scorer": (True, "tenants"), "scorer and rule": (True, "throughput")}
 FIGURES = "mean JCT", "smallest effective share", "5th percentile of shares"
-JOBS, JOBS_QUICK, SEEDS = 400, 150, 5
+JOBS, JOBS_QUICK, SEEDS = 250, 150, 5
 
 
 def workload(seed: int, load: float, count: int) -> list[TraceJob]:

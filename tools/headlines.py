@@ -22,6 +22,7 @@ BEGIN, END = "<!-- headlines: drawn by tools/headlines.py -->", "<!-- end of hea
 NAMES = {"coda": "CODA", "genie": "GENIE", "aiturbo": "AITurbo", "philly": "Philly", "xiao": "Xiao"}
 HEAD = ("claim", "workload", "ours", "against", "published", "here", "spread", "verdict", "predictions")
 BOUND = "bound"  # a column that some pages have
+KINDS = ("learned", "learned, drawn names", "perfect")  # of predictions
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 
 
@@ -102,10 +103,10 @@ def read(page: str) -> Iterator[Measured]:
         raise ValueError(f"page has no table of claims: | {' | '.join(HEAD)} |")
     head = rows[at]
     for row in rows[at + 2 :]:
-        if len(row) != len(head) or row[-1] not in ("learned", "perfect"):
+        if len(row) != len(head) or row[-1] not in KINDS:
             return
         cells = dict(zip(head, row, strict=True))
-        if cells["predictions"] == "learned" and "same-lab band" not in cells["claim"] and cells["here"] != "-":
+        if cells["predictions"] != "perfect" and "same-lab band" not in cells["claim"] and cells["here"] != "-":
             yield _measured(cells)
 
 

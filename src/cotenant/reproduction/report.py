@@ -36,7 +36,7 @@ def claim_rows(measured: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
             _ends(one.ours, claim.unit) if one.ours else "-",
             *((_figure(one.bound.mean, claim.unit) if one.bound else "-",) if bounds else ()),
             one.verdict.value,
-            "learned" if one.learned else "perfect",
+            one.predictions,
         )
 
 
@@ -132,6 +132,7 @@ def _measured_json(one: Measured) -> dict[str, Any]:
         "bound": one.bound.mean if one.bound else None,
         "verdict": one.verdict.value,
         "learned": one.learned,
+        "drawn_names": one.drawn_names,
         "why": one.why,
     }
 

@@ -87,7 +87,7 @@ def test_while_gpus_are_free_a_job_takes_its_fastest_type() -> None:
 def test_as_a_type_fills_up_jobs_stay_for_which_it_does_more_than_for_others() -> None:
     ledger = Ledger(SHAPES)
     taken_by(ledger, 1, 3)
-    assert place(gang("insensitive", slow=1, fast=1.5), ledger, *TYPICAL) == [0]
+    assert place(gang("insensitive", slow=1, fast=1.1), ledger, *TYPICAL) == [0]
     assert place(gang("sensitive", slow=1, fast=8), ledger, *TYPICAL) == [1]
 
 
