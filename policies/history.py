@@ -252,6 +252,9 @@ def _gpu_type(wanted: str, profile: Profile) -> str:
 
 def _judge(candidate: Candidate, rates: Rates, steps: int) -> CandidateEstimate:
     samples = rates.get((candidate.cores, candidate.nodes))
+    if samples is None and candidate.gpu_type and not candidate.cores:  # undecided: as many as were best there
+        some = [one for (_, nodes), one in sorted(rates.items()) if nodes == candidate.nodes]
+        samples = max(some, key=lambda one: one.summary.middle, default=None)
     if samples is None:
         return NO_ESTIMATE
     rate = samples.summary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
@@ -16,9 +16,20 @@ from cotenant.core.model.job import WHOLE_GPU_MILLI, JobKind, Locality
 from cotenant.core.model.refusal import Code, Refusal
 from cotenant.core.model.validation import Violation
 from cotenant.core.placement.assembly import place_on_best, place_on_fewest
+from cotenant.core.placement.constraint import only_open
 from cotenant.core.placement.gang_allocation import take
+from cotenant.core.placement.gpu_types import TypePrices
 from cotenant.core.placement.packing import able_to_hold, could_hold_all, place_on_node, room_for_all
-from cotenant.core.placement.scores import BALANCED_CORES, BEST_FIT, CROWDED, Weights, marked
+from cotenant.core.placement.scores import (
+    BALANCED_CORES,
+    BEST_FIT,
+    CROWDED,
+    SLOW,
+    Candidates,
+    Scorer,
+    Weights,
+    marked,
+)
 from cotenant.core.placement.unschedulable import fits, no_place, quick_shortage
 from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView, Rearrangement, RunningJob
 
@@ -58,6 +69,9 @@ class WaitsForLocality:
     finish before the gang would relax. The cheapest set is chosen, by stop cost × GPUs, and only if `gain_min` times
     that cost is less than the gang's saved wait × GPUs.
 
+    Among several GPU types that a gang may have, `gpu_types` chooses by its predicted speed on each and by what each is
+    worth to other jobs (`core.placement.gpu_types`), on one server as on several.
+
     >>> from cotenant.core.model.gang import Demand, Part
     >>> from cotenant.core.model.node import NodeShape
     >>> ledger = Ledger([NodeShape(8, 24)] * 4, ["a", "a", "b", "b"])
@@ -83,6 +97,7 @@ relaxes to rack in 4 min
         rack_seconds: time-out of the following wait for one rack; may be infinite.
         dedicated_share: gangs with this share of a server's GPUs prefer an empty one; above 1: none; may be infinite.
         balance_cores: whether smaller gangs go where the largest share of the cores is free, instead of best fit.
+        gpu_types: whether gangs choose among GPU types by speed; else, where they fit best.
         moves_max: maximum number of running jobs that are moved for one gang; at most 4.
         settled_seconds: a job is not moved until it has run this long since its last start; may be infinite.
         gain_min: minimum ratio of the GPU time saved for the gang to the cost of the moves; may be infinite.
@@ -92,6 +107,7 @@ relaxes to rack in 4 min
         rack_seconds: float = 300.0
         dedicated_share: float = 0.5
         balance_cores: bool = False
+        gpu_types: bool = False
         moves_max: int = 2
         settled_seconds: float = 1800.0
         gain_min: float = 2.0
@@ -108,19 +124,21 @@ relaxes to rack in 4 min
         self.options = options or self.Options()
         server, rack = self.options.server_seconds, self.options.rack_seconds
         self._cluster_view: ClusterView = EMPTY_CLUSTER
+        self._prices = TypePrices()
         self._timeouts = sorted({server, rack, server + rack})  # waits at which the level of a gang may change
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         """Offer one server, or what the gang's level allows; else refuse with the time until it relaxes."""
         if refusal := quick_shortage(gang, ledger, within=gang.locality or Locality.ANYWHERE):
             return refusal  # levels apply only to what is free in total
-        if (gang.gpu_milli or gang.locality is Locality.SERVER) and (offer := self._on_server(gang, ledger)):
+        by_type = self._type_scorer(gang, ledger)
+        if (gang.gpu_milli or gang.locality is Locality.SERVER) and (offer := self._on_server(gang, ledger, by_type)):
             return offer
         wait = self._wait_level(gang, ledger)
         apart = wait.level is not Locality.SERVER and (gang.gpu_milli or gang.locality is Locality.RACK)
-        if apart and (offer := _in_rack(gang, ledger)):
+        if apart and (offer := _on_best_type(_in_rack, gang, ledger, by_type)):
             return offer
-        if wait.level is Locality.ANYWHERE and (offer := place_on_fewest(gang, ledger)):
+        if wait.level is Locality.ANYWHERE and (offer := _on_best_type(place_on_fewest, gang, ledger, by_type)):
             return offer
         refusal = no_place(gang, ledger, within=wait.level)
         if refusal.code is not Code.FRAGMENTED:
@@ -146,6 +164,7 @@ relaxes to rack in 4 min
     def begin_cycle(self, cluster_view: ClusterView) -> None:
         """Note the running jobs, which may be moved."""
         self._cluster_view = cluster_view
+        self._prices.begin_cycle(cluster_view)
 
     def rearrange(
         self, gang: Gang, refusal: Refusal, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]
@@ -224,10 +243,20 @@ relaxes to rack in 4 min
             since = until
         return WaitLevel(Locality.ANYWHERE, since)
 
-    def _on_server(self, gang: Gang, ledger: Ledger) -> Offer | None:
+    def _on_server(self, gang: Gang, ledger: Ledger, by_type: Scorer | None) -> Offer | None:
         """Place a gang on the server with the least left over."""
         able = able_to_hold(gang, ledger)
-        return place_on_best(gang, ledger, able, self._weights(gang, ledger)) if able.any() else None
+        if not able.any():
+            return None
+        weights = self._weights(gang, ledger)
+        return place_on_best(gang, ledger, able, {**weights, by_type: SLOW} if by_type else weights)
+
+    def _type_scorer(self, gang: Gang, ledger: Ledger) -> Scorer | None:
+        """Return the scorer of GPU types; None if the gang cannot choose."""
+        if not self.options.gpu_types or len(ledger.gpu_types) < 2 or not gang.gpu_milli:
+            return None
+        wanted = {part.demand.gpu_type for part in gang.parts if part.demand.gpu_milli}
+        return self._prices.scorer(gang.estimate, sorted(wanted), ledger)
 
     def _weights(self, gang: Gang, ledger: Ledger) -> Weights:
         """Return best fit or core balance, after the servers that a gang avoids because other jobs are there."""
@@ -257,6 +286,19 @@ def _domains(gang: Gang, ledger: Ledger, level: Locality) -> list[list[int]]:
     free = {rack: int(ledger.free_gpus[numbers == rack].sum()) for rack in np.unique(numbers[ledger.open]).tolist()}
     racks = sorted(free, key=lambda rack: (-free[rack], rack))[:DOMAINS_MAX]
     return [np.flatnonzero(numbers == rack).tolist() for rack in racks]
+
+
+def _on_best_type(
+    place: Callable[[Gang, Ledger], Offer | None], gang: Gang, ledger: Ledger, by_type: Scorer | None
+) -> Offer | None:
+    """Place a gang on nodes of one GPU type, the best by score that has room; else on any nodes."""
+    scores = by_type(Candidates(gang, ledger, ledger.open)) if by_type else None
+    if scores is not None and sum(part.demand.gpu_milli > 0 for part in gang.parts) == len(gang.parts):
+        for score in np.unique(scores[ledger.open & ledger.has_gpus]).tolist():
+            with only_open(ledger, ledger.open & ledger.has_gpus & (scores == score)):
+                if (offer := place(gang, ledger)) is not None:
+                    return offer
+    return place(gang, ledger)
 
 
 def _in_rack(gang: Gang, ledger: Ledger) -> Offer | None:

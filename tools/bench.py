@@ -76,6 +76,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
         "chaos": Form(1800, excluded="injects faults for 30 minutes, as root; the quick form says too little"),
         "cluster": Form(45),
         "folders": Form(15, excluded="the default set has no minute left for it"),
+        "gpu_types": Form(90, excluded="the default set has no minute left for it"),
         "elastic": Form(60, excluded="the default set has no minute left for it"),
         "commands": Form(10),
         "contention": Form(15),

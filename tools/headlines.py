@@ -21,6 +21,8 @@ README, PAGE, PAGES = ROOT / "README.md", ROOT / "docs/reproduction.md", ROOT / 
 BEGIN, END = "<!-- headlines: drawn by tools/headlines.py -->", "<!-- end of headlines -->"
 NAMES = {"coda": "CODA", "genie": "GENIE", "aiturbo": "AITurbo", "philly": "Philly", "xiao": "Xiao"}
 HEAD = ("claim", "workload", "ours", "against", "published", "here", "spread", "verdict", "predictions")
+BOUND = "bound"  # a column that some pages have
+KINDS = ("learned", "learned, drawn names", "perfect")  # of predictions
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 
 
@@ -96,13 +98,15 @@ def read(page: str) -> Iterator[Measured]:
         ValueError: the page has no such table.
     """
     rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in page.splitlines() if "|" in line]
-    if list(HEAD) not in rows:
+    at = next((at for at, row in enumerate(rows) if tuple(cell for cell in row if cell != BOUND) == HEAD), None)
+    if at is None:
         raise ValueError(f"page has no table of claims: | {' | '.join(HEAD)} |")
-    for row in rows[rows.index(list(HEAD)) + 2 :]:
-        if len(row) != len(HEAD) or row[-1] not in ("learned", "perfect"):
+    head = rows[at]
+    for row in rows[at + 2 :]:
+        if len(row) != len(head) or row[-1] not in KINDS:
             return
-        cells = dict(zip(HEAD, row, strict=True))
-        if cells["predictions"] == "learned" and "same-lab band" not in cells["claim"] and cells["here"] != "-":
+        cells = dict(zip(head, row, strict=True))
+        if cells["predictions"] != "perfect" and "same-lab band" not in cells["claim"] and cells["here"] != "-":
             yield _measured(cells)
 
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from cotenant.core.model.estimate import Candidate, CandidateEstimate
 from cotenant.core.model.gang import Gang
 from cotenant.core.model.job import JobSpec
-from cotenant.core.model.node import matches_gpu_type
 from cotenant.core.placement.candidate_allocations import SERVER_ROLE, largest_role
 from cotenant.core.prediction.speed_table import Judged, SpeedTable
 from cotenant.core.sizing.replica_sizing import share_needed
@@ -133,17 +132,20 @@ def _paces(gang: Gang, spec: JobSpec) -> list[tuple[Pace, float | None]]:
 
 def _usable(gang: Gang, spec: JobSpec) -> list[Judged]:
     """Return the judged allocations that are no better than what the gang will hold."""
-    rates = [(one.allocation, one) for one in gang.estimate.candidates if one.allocation and one.rate_per_second]
+    part = gang.parts[spec.roles.index(largest_role(spec))]
+    rates = [
+        (one.allocation, one)
+        for one in gang.estimate.candidates
+        if one.allocation and one.rate_per_second and one.allocation.gpu_type in ("", part.demand.gpu_type)
+    ]
     if not rates:
         return []
-    part = gang.parts[spec.roles.index(largest_role(spec))]
     servers = sum(role.replicas for role in spec.roles if role.name == SERVER_ROLE) if len(spec.roles) > 1 else 0
     cores = part.demand.cores or rates[0][0].cores  # a job that requests no cores is assumed to have enough
 
     def fits(one: Candidate) -> bool:
         team = not one.servers or (one.servers, one.workers) == (servers, spec.replicas - servers)
-        kind = not one.gpu_type or one.gpu_type == part.demand.gpu_type
-        return one.cores <= cores and team and (kind or matches_gpu_type(one.gpu_type, part.demand.gpu_type))
+        return one.cores <= cores and team
 
     return [(one, told) for one, told in rates if fits(one)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cotenant.core.model.node import matches_gpu_type
 from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 from cotenant.v1 import resources_pb2
 
@@ -20,7 +21,8 @@ def expected_rate_per_second(
     cores = {len(task.core_ids) for part in allocations for task in part.tasks}
     if len(cores) != 1:
         return 0.0
-    cpu_hotplug = [
+    gpu_type = next((part.gpu_type for part in allocations if part.gpu_type), "")
+    judged = [
         (one.confidence, one.rate_per_second)
         for one in estimate.candidates
         if one.HasField("allocation")
@@ -28,5 +30,6 @@ def expected_rate_per_second(
         and one.allocation.cores in cores
         and not one.allocation.servers
         and max(1, one.allocation.nodes) == len(allocations)
+        and (not one.allocation.gpu_type or matches_gpu_type(gpu_type, one.allocation.gpu_type))
     ]
-    return max(cpu_hotplug, default=(0.0, 0.0))[1]
+    return max(judged, default=(0.0, 0.0))[1]

@@ -15,6 +15,7 @@ from cotenant import plugins
 from cotenant.codec import errors
 from cotenant.codec import specs as specs_module
 from cotenant.core.policy.protocols import QueuePolicy
+from cotenant.core.scheduling.fair_share import FairShare
 from cotenant.internal.v1 import observation_service_pb2_grpc, placement_service_pb2_grpc
 from cotenant.rpc.policy_service import PolicyServicer
 from cotenant.rpc.server import Host, Server
@@ -116,7 +117,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.placement = _placement_stub(placement)
         predictor_stub = _predictor_stub(predictor)
         self.background = BackgroundTasks()
-        self.state = State(config.rules.usage_half_life_seconds)
+        worth = config.rules.fair_share is FairShare.THROUGHPUT
+        self.state = State(config.rules.usage_half_life_seconds, counts_worth=worth)
         self.job_store = JobStore(store, self.state)
         self.arrays = JobArrays(self.job_store)
         self.archived_jobs = ArchivedJobs(store, Archive(config.archive) if config.archive else None)

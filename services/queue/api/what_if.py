@@ -11,7 +11,6 @@ from cotenant.core.forecast.start_forecast import WAITING_MAX
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.pre_run import in_words
 from cotenant.core.model.refusal import Code, Refusal, about, begins_later, outranked
-from cotenant.core.scheduling.fair_share import FairShare
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.services.queue.jobs.objective_status import ExpectedStart, expected_start, status_with_remedy
 from cotenant.services.queue.jobs.prediction_trust import trusted_message
@@ -95,7 +94,7 @@ def _question(
     state: State, scheduler: Scheduler, ranking: Ranking, mine: dict[str, Record]
 ) -> start_forecast.ForecastQuery:
     """Return the query for the starts of hypothetical jobs among the waiting jobs."""
-    fair = scheduler.config.rules.fair_share is FairShare.TENANTS
+    fair = scheduler.config.rules.fair_share.shares
     coming = in_order(state, ranking.waiting, WAITING_MAX, fair=fair, more=mine)
     waiting = list(islice(coming, WAITING_MAX + len(mine)))
     return start_forecast.ForecastQuery(waiting, list(mine), stoppable=ranking.stoppable)

@@ -18,6 +18,7 @@ from cotenant.core.policy.protocols import Order
 from cotenant.core.prediction.earned_trust import JudgedPredictions
 from cotenant.core.scheduling.fair_share import Standing
 from cotenant.rpc.slices import Slices
+from cotenant.services.queue.jobs import gpu_speeds
 from cotenant.services.queue.jobs.dependency_gate import DependencyGate
 from cotenant.services.queue.jobs.job_index import JobIndex
 from cotenant.services.queue.jobs.job_record import Prediction
@@ -50,7 +51,8 @@ IN_TABLE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING})
 class State:
     """Jobs by id, in order of admission."""
 
-    def __init__(self, usage_half_life_seconds: float = 0.0) -> None:
+    def __init__(self, usage_half_life_seconds: float = 0.0, *, counts_worth: bool = False) -> None:
+        """Begin without jobs; `counts_worth`: GPUs count by what their type is worth to the job that holds them."""
         self.events = QueueEvents()
         self.usage = UsageAccounting(usage_half_life_seconds)
         self.records: dict[str, Record] = {}
@@ -84,6 +86,7 @@ class State:
         self._shapes: WeakValueDictionary[Shape, EquivalenceKey] = WeakValueDictionary()
         self._specs: WeakKeyDictionary[JobSpec, ReferenceType[JobSpec]] = WeakKeyDictionary()
         self._tenant_numbers: dict[str, int] = {}
+        self._counts_worth = counts_worth
         self.tenant_quota, self.footprint = TenantQuota(), StoreFootprint()
         self.turnover = Turnover()
         self.tenants_changed = 0  # number of changes
@@ -375,7 +378,9 @@ class State:
         if record.spec.array_task and record.estimate is None:
             self.unestimated[record.id] = None  # not earlier: most tasks of a large array may wait for long
         self.table.add(self.row(record))
-        self.table.attain(record.id, record.run_seconds)
+        counts = self._counts_worth and record.run_seconds
+        worth = gpu_speeds.gpu_worth(record, self.shapes, record.job.past_attempts) if counts else 1.0
+        self.table.attain(record.id, record.run_seconds, worth)
         if record.attempt_number:
             self.table.update(record.id, waiting_since=record.waiting_since, borrows=borrows(record))
         self.estimate(record)
@@ -413,6 +418,8 @@ class State:
         if record.id in self.table:
             told = record.prediction or UNPREDICTED
             self.table.update(record.id, predicted_seconds=told.seconds, confidence=told.confidence)
+            if self.table.running(record.id):
+                self._count_worth(record)
 
     def _update_running(self, record: Record, *, running: bool) -> None:
         runs = bool(self.table.running(record.id))
@@ -424,6 +431,13 @@ class State:
             self._add_row(record)
         if running:
             self.table.update(record.id, cores=held_by(record).cores)
+            self._count_worth(record)
+
+    def _count_worth(self, record: Record) -> None:
+        """Update what a running job's GPUs are worth to it."""
+        if self._counts_worth:
+            worth = gpu_speeds.gpu_worth(record, self.shapes, [record.job.attempt])
+            self.table.update(record.id, gpu_worth=worth)
 
     def backing_off(self, record: Record) -> bool:
         """Return whether a job is in back-off."""

@@ -65,6 +65,7 @@ def _predicted(record: Record) -> dict[int, float]:
     if record.estimate is None:
         return {}
     held = allocation_of(record.job.attempt)
+    types = {"", held.gpu_type, largest_role(record.spec).request.gpu_type}
     return {
         one.allocation.cores: one.rate_per_second
         for one in record.estimate.candidates
@@ -72,4 +73,5 @@ def _predicted(record: Record) -> dict[int, float]:
         and one.allocation.gpu_milli == held.gpu_milli
         and one.allocation.nodes == held.nodes
         and not one.allocation.servers
+        and one.allocation.gpu_type in types
     }

@@ -10,6 +10,7 @@ from cotenant.codec import objectives, specs
 from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.pre_run import in_words
 from cotenant.core.model.refusal import Code, Wait
+from cotenant.services.queue.jobs.gpu_speeds import type_in_words
 from cotenant.services.queue.jobs.objective_status import expected_start, status_of
 from cotenant.services.queue.jobs.prediction_trust import trusted_message
 from cotenant.services.queue.jobs.queue_state import State
@@ -40,7 +41,8 @@ def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
                 position = waiting
     message, now = state.message(record), time.time()
     level, score = state.level(record.id)
-    sizing = "; ".join(filter(None, (core_gain(record, now), record.job.attempt.sizing)))
+    on_type = type_in_words(record, state.held.values(), state.shapes, now) if record.phase.holds_resources else ""
+    sizing = "; ".join(filter(None, (on_type, core_gain(record, now), record.job.attempt.sizing)))
     return pb.ExplainJobResponse(
         job=message,
         summary=_summary(state, record, position, waiting, sizing),

@@ -14,7 +14,6 @@ from itertools import islice
 
 from cotenant import telemetry
 from cotenant.core.forecast.start_forecast import WAITING_MAX
-from cotenant.core.scheduling.fair_share import FairShare
 from cotenant.rpc.slices import Slices
 from cotenant.services.queue.jobs.objective_status import expected_start, status_of
 from cotenant.services.queue.jobs.queue_state import State
@@ -74,7 +73,7 @@ class ObjectiveTracker:
     async def forecast(self) -> None:
         """Forecast when the waiting jobs with a deadline start; those beyond the forecast have none."""
         state, scheduler = self._state, self._scheduler
-        fair = scheduler.config.rules.fair_share is FairShare.TENANTS
+        fair = scheduler.config.rules.fair_share.shares
         waiting = list(islice(in_order(state, state.ranked, WAITING_MAX, fair=fair), WAITING_MAX))
         wanted = [record.id for record in waiting if record.spec.deadline_seconds is not None]
         if not wanted:

@@ -18,7 +18,6 @@ from cotenant.core.model.lifecycle import Phase
 from cotenant.core.model.refusal import about, format_duration_range, plural
 from cotenant.core.placement.unschedulable import request_in_words
 from cotenant.core.prediction.remaining_time import RUN_SECONDS_UNKNOWN, RemainingTime, remaining_time_of
-from cotenant.core.scheduling.fair_share import FairShare
 from cotenant.internal.v1 import placement_service_pb2 as placement_pb2
 from cotenant.internal.v1 import placement_service_pb2_grpc
 from cotenant.security import metering
@@ -181,7 +180,7 @@ async def add_forecast(
         elif state.open(record) and not state.backing_off(record):
             answer.outlook = "is unknown until the next scheduling cycle"
         return
-    fair = config.rules.fair_share is FairShare.TENANTS
+    fair = config.rules.fair_share.shares
     waiting = list(islice(in_order(state, state.ranked, WAITING_MAX, fair=fair), WAITING_MAX))
     place = next((place for place, one in enumerate(waiting) if one is record), None)
     answer.ahead.extend(

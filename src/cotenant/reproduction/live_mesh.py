@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -68,6 +68,8 @@ class Live:
     ) -> list[Ran]:
         """Submit jobs, each at its offset from the first, and wait until all have ended; none is left running.
 
+        A deadline counts from the submission of its job.
+
         Raises:
             LiveFailed: a job did not succeed, or they took too long.
             LiveStopped: stopped.
@@ -78,6 +80,8 @@ class Live:
             try:
                 for after_seconds, spec in jobs:
                     time.sleep(max(0.0, begin + after_seconds - time.monotonic()))
+                    if spec.deadline_seconds is not None:
+                        spec = replace(spec, deadline_seconds=time.time() + spec.deadline_seconds)
                     wire = specs.spec_to_wire(spec)
                     ids.append(stub.CreateJob(CreateJobRequest(spec=wire), **calling).job.id)
                 slow = f"jobs were not done in {seconds_max:g} s"

@@ -192,7 +192,9 @@ def verdict_of(claim: Claim, ours: Spread) -> Verdict:
 class Measured:
     """A claim measured on one workload: our figure over the seeds, with an explanation if needed.
 
-    `learned` False: the predictions were perfect, so the figure is a bound.
+    `learned` False: the predictions were perfect, so the figure is a bound. `bound`: the best that could be had on the
+    same workload, with everything that the claim is about at no cost. `drawn_names`: what is learned from are names
+    that were drawn by the jobs' true run times, because the trace has none.
     """
 
     claim: Claim
@@ -202,6 +204,13 @@ class Measured:
     ours: Spread | None
     learned: bool = True
     why: str = ""
+    bound: Spread | None = None
+    drawn_names: bool = False
+
+    @property
+    def predictions(self) -> str:
+        """What predictions are based on, in words."""
+        return ("learned, drawn names" if self.drawn_names else "learned") if self.learned else "perfect"
 
     @property
     def verdict(self) -> Verdict:

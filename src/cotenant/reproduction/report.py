@@ -12,11 +12,18 @@ from cotenant.reproduction.runner import Reproduced
 from cotenant.simulator.comparison.summary import Spread
 from cotenant.simulator.recording.event_file import versions
 
-CLAIM_COLUMNS = ("claim", "workload", "ours", "against", "published", "here", "spread", "verdict", "predictions")
+BOUND = "bound"  # a column only where a claim has one
+
+
+def claim_columns(measured: Sequence[Measured]) -> tuple[str, ...]:
+    """Return the titles of the table of claims."""
+    bound = (BOUND,) if any(one.bound for one in measured) else ()
+    return ("claim", "workload", "ours", "against", "published", "here", "spread", *bound, "verdict", "predictions")
 
 
 def claim_rows(measured: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
-    """Yield each measured claim as a row of `CLAIM_COLUMNS`."""
+    """Yield each measured claim as a row of `claim_columns`."""
+    bounds = any(one.bound for one in measured)
     for one in measured:
         claim, sign = one.claim, "up to " if one.claim.most else ""
         yield (
@@ -27,8 +34,9 @@ def claim_rows(measured: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
             f"{sign}{_figure(claim.published, claim.unit)}" if claim.figure else "no figure",
             _figure(one.ours.mean, claim.unit) if one.ours else "-",
             _ends(one.ours, claim.unit) if one.ours else "-",
+            *((_figure(one.bound.mean, claim.unit) if one.bound else "-",) if bounds else ()),
             one.verdict.value,
-            "learned" if one.learned else "perfect",
+            one.predictions,
         )
 
 
@@ -121,15 +129,17 @@ def _measured_json(one: Measured) -> dict[str, Any]:
         "mean": ours.mean if ours else None,
         "sd": ours.sd if ours else None,
         "per_seed": list(ours.per_seed) if ours else [],
+        "bound": one.bound.mean if one.bound else None,
         "verdict": one.verdict.value,
         "learned": one.learned,
+        "drawn_names": one.drawn_names,
         "why": one.why,
     }
 
 
 def markdown(found: Reproduced) -> str:
     """Return the findings as Markdown, as in docs/reproduction.md."""
-    lines = [*_markdown_table(CLAIM_COLUMNS, list(claim_rows(found.findings.measured)))]
+    lines = [*_markdown_table(claim_columns(found.findings.measured), list(claim_rows(found.findings.measured)))]
     told: dict[tuple[str, str], list[str]] = {}  # the workloads with the same remark on a claim
     for one in found.findings.measured:
         if one.why:
@@ -165,7 +175,7 @@ def page(found: Reproduced, plots: Sequence[tuple[Any, str]]) -> str:
     return environment.get_template("reproduction.html.j2").render(
         paper=found.paper,
         found=found,
-        columns=CLAIM_COLUMNS,
+        columns=claim_columns(found.findings.measured),
         claims=list(zip(found.findings.measured, claim_rows(found.findings.measured), strict=True)),
         tables=[(table, table_rows(table)) for table in found.findings.tables],
         plots=[(plot, Markup(svg)) for plot, svg in plots],  # drawn by us; matplotlib escapes its texts

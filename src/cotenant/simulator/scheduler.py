@@ -27,6 +27,7 @@ from cotenant.core.model.job_table import Ints, Jobs, JobTable
 from cotenant.core.model.refusal import Refusal, Wait, given_up
 from cotenant.core.model.resources import UNITS, Resources, added
 from cotenant.core.model.tenancy import NO_TENANTS, Headroom, Tenancy
+from cotenant.core.placement.gpu_types import effective_gpus
 from cotenant.core.policy.capabilities import capability_of
 from cotenant.core.policy.protocols import EndedJob, FixedWhileWaiting
 from cotenant.core.prediction.remaining_time import RemainingTime
@@ -117,8 +118,9 @@ class Scheduler:
         changes = isinstance(policies.allocator, Resizes) and policies.allocator
         shown = self._ledger, arm, world, tenancy, self._table, self._moved, event_log
         self.resizing = Resizing(changes, *shown) if changes else None
-        counts_use = rules.fair_share is not FairShare.OFF and rules.usage_half_life_seconds
+        counts_use = rules.fair_share.shares and rules.usage_half_life_seconds
         self._usage = UsageLedger(rules.usage_half_life_seconds) if counts_use else None
+        self._counts_worth = rules.fair_share is FairShare.THROUGHPUT and len(self._ledger.gpu_types) > 1
         self._over_share: frozenset[int] = frozenset()  # waiting jobs beyond their tenant's share, by sequence
 
     def _by_front(self, tenancy: Tenancy) -> bool:
@@ -130,7 +132,7 @@ class Scheduler:
         fixed = capability_of(self._queue, FixedWhileWaiting)
         if fixed is None or not fixed.fixed_while_waiting or self._event_log or self.replica_resizing:
             return False
-        shares = self._shares or self._rules.fair_share is not FairShare.OFF
+        shares = self._shares or self._rules.fair_share.shares
         return not (shares or self._reserves) and (self._enforced or not self._stops)
 
     def submit(self, sim_job: SimulatedJob, now: float, *, borrowed: bool = False) -> None:
@@ -493,6 +495,8 @@ class Scheduler:
             self._ledger.hold(holding)
         self._free.take(sim_job.job_class, not sim_job.reclaimable)
         self._table.start(sim_job.job.id, since, borrows=sim_job.reclaimable)
+        if self._counts_worth:
+            self._table.update(sim_job.job.id, gpu_worth=self._gpu_worth(sim_job, holdings))
         rate = self._world.started(sim_job, holdings)
         finish = sim_job.start(holdings, since, rate)
         self._occupancy.enter(sim_job)
@@ -502,6 +506,14 @@ class Scheduler:
         if rate is not FULL:
             self.update_total(sim_job, since)
         return finish
+
+    def _gpu_worth(self, sim_job: SimulatedJob, holdings: Sequence[Holding]) -> float:
+        """Return what a run's GPUs are worth to it; 1 if they are of several types."""
+        types = {self._ledger.shapes[one.node].gpu_type for one in holdings if one.gpus or one.shares}
+        wanted = [role.request.gpu_type for role in sim_job.job.roles if role.request.gpu_milli]
+        if len(types) != 1:
+            return 1.0
+        return effective_gpus(sim_job.estimate, types.pop(), self._world.shapes, wanted[0] if wanted else "")
 
     def preempt(self, job_id: str, starts: Sequence[cycle.Start], now: float, kind: Kind) -> None:
         """Stop a job for others, which waits again; a migrated job starts again at this instant if it can."""

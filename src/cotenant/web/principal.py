@@ -235,10 +235,11 @@ class Principal:
         waits = view["job"]["phase"] == "queued"
         view["nodes"] = [fit._asdict() for fit in node_fits(answer.job, list(self._nodes.values()))] if waits else []
         view["scheduler"] = scheduler_words(answer.job.refusal) if answer.job.HasField("refusal") and waits else []
+        requested_types = {role.resources.gpu_type for role in answer.job.spec.roles}
         view["curve"] = [
             {"cores": one.allocation.cores, "rate": one.rate_per_second, "confidence": one.confidence}
             for one in answer.estimate.candidates
-            if one.rate_per_second and one.allocation.cores
+            if one.rate_per_second and one.allocation.cores and one.allocation.gpu_type in requested_types
         ]
         view["ranks"] = ranks(answer.job)
         view["read_at"] = time.time()

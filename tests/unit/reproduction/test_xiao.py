@@ -9,9 +9,12 @@ import pytest
 from cotenant.reproduction.model import Asked, Data, Done, Figures, Verdict
 from cotenant.reproduction.papers.xiao import EIGHT, PAPER, Learning, best_cores
 from cotenant.reproduction.papers.xiao_jobs import (
+    BALANCED,
+    BOUND,
     CROWDED,
     DENSE,
     EQUAL,
+    KNOWN_BALANCED,
     KNOWN_THETA,
     LEARNED,
     ROLES,
@@ -19,15 +22,15 @@ from cotenant.reproduction.papers.xiao_jobs import (
     UNCROWDED,
     Replay,
 )
+from cotenant.reproduction.report import claim_columns, claim_rows
 
 SMALL = replace(DENSE, servers=2, jobs=120)
 
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Figures]:
-    found = {
-        arm.name: Replay(SMALL, arm, Data(), seed=11).run(lambda: False) for arm in (ROLES, EQUAL, LEARNED, KNOWN_THETA)
-    }
+    arms = (ROLES, EQUAL, LEARNED, KNOWN_THETA, BALANCED, KNOWN_BALANCED, BOUND)
+    found = {arm.name: Replay(SMALL, arm, Data(), seed=11).run(lambda: False) for arm in arms}
     return {name: one for name, one in found.items() if one is not None}
 
 
@@ -36,6 +39,7 @@ def test_jobs_with_as_many_cores_as_help_are_done_earlier(figures: dict[str, Fig
     jct = {name: one.values["jct_seconds"] for name, one in figures.items()}
     assert jct[LEARNED.name] < 0.96 * jct[EQUAL.name] < 0.96 * jct[ROLES.name]
     assert jct[KNOWN_THETA.name] < jct[LEARNED.name], "who knows beforehand need not try"
+    assert jct[BOUND.name] < min(jct[KNOWN_THETA.name], jct[BALANCED.name])
 
 
 def test_they_use_their_gpus_better_and_hold_fewer_cores(figures: dict[str, Figures]) -> None:
@@ -77,7 +81,7 @@ def test_near_saturation_a_gain_in_speed_is_a_larger_one_in_completion_time() ->
 def test_the_best_load_is_judged_and_all_are_named() -> None:
     asked = Asked(quick=False, seeds=(0,))
     (light, point), (heavy, other) = list(SWEEPS[0].points(asked).items())[:2]
-    run = {LEARNED: (90.0, 60.0), ROLES: (100.0, 100.0)}  # at the light and the heavy load
+    run = {BALANCED: (90.0, 60.0), ROLES: (100.0, 100.0), BOUND: (80.0, 50.0)}  # at the light and the heavy load
     done = Done(
         {
             (load.name, arm.name, 0): Figures({"jct_seconds": jct[number], "utilisation_percent": 50.0})
@@ -93,6 +97,10 @@ def test_the_best_load_is_judged_and_all_are_named() -> None:
     assert best.ours
     assert best.ours.mean == pytest.approx(-40)
     assert best.verdict is Verdict.EXCEEDED
+    assert best.bound
+    assert best.bound.mean == pytest.approx(-50), "at the same load"
+    assert "bound" in claim_columns([best])
+    assert next(iter(claim_rows([best])))[7] == "-50.0 %"
     assert best.why == f"the best of the sweep, at a load of {heavy:g}: -10.0 % at {light:g}, -40.0 % at {heavy:g}"
 
 

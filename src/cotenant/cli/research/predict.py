@@ -199,7 +199,7 @@ def record(
         [judging.row(*one) for one in found.items()],
         nothing="no job whose run time was predicted has succeeded yet",
     )
-    for line in judging.LEGEND if found else ():
+    for line in judging.notes(found):
         note(line)
 
 

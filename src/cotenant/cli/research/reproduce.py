@@ -36,6 +36,7 @@ CLAIM = (
     Column("VERDICT", styled=True),
     Column("PREDICTIONS"),
 )
+BOUND = Column("BOUND", right=True)  # before the verdict, where a claim has one
 
 
 def register(app: typer.Typer) -> None:
@@ -176,7 +177,9 @@ def _print_findings(found: Reproduced) -> None:
     from cotenant.reproduction.report import claim_rows, ran, table_rows
 
     print(f"{found.paper.title}\n{found.paper.reference}\n")
-    print_table(CLAIM, list(claim_rows(found.findings.measured)), nothing="nothing was measured")
+    rows = list(claim_rows(found.findings.measured))
+    bounded = [*CLAIM[:-2], BOUND, *CLAIM[-2:]]
+    print_table(bounded if rows and len(rows[0]) > len(CLAIM) else CLAIM, rows, nothing="nothing was measured")
     for one in found.findings.measured:
         if one.why:
             print(f"{one.claim.name}, {one.workload}: {one.why}")

@@ -125,6 +125,8 @@ class Ledger:
         self.seconds_left: NDArray[np.float64] | None = None  # of each node's availability; None: no node ends
         self._types = tuple(shape.gpu_type for shape in shapes)
         self._of_type: dict[str, NDArray[np.bool_]] = {}
+        self.gpu_types = tuple(dict.fromkeys(self._types))  # "" stands for nodes without GPUs, or of no known type
+        self._type_numbers: Counts | None = None
         self._journals: list[list[tuple[Holding, int]]] = []  # one per active `rolled_back`
         self._changes: list[int] = []  # nodes on which something was taken or released, after the first `_forgotten`
         self._forgotten = 0
@@ -177,6 +179,14 @@ class Ledger:
             kinds = {name: matches_gpu_type(name, gpu_type) for name in set(self._types)}
             self._of_type[gpu_type] = np.array([kinds[name] for name in self._types], dtype=np.bool_)
         return self._of_type[gpu_type]
+
+    @property
+    def type_numbers(self) -> Counts:
+        """The place of each node's type among `gpu_types`."""
+        if self._type_numbers is None:
+            places = {kind: place for place, kind in enumerate(self.gpu_types)}
+            self._type_numbers = np.array([places[kind] for kind in self._types], dtype=np.int64)
+        return self._type_numbers
 
     def able(self, needs: tuple[Capability, ...]) -> NDArray[np.bool_]:
         """Return which nodes have executors that can do all of this."""

@@ -49,12 +49,13 @@ class Jobs:
     Times are in seconds. `attained_seconds` is the run time so far, `attained_gpu_seconds` that times the GPUs held,
     `waiting_since` when the job last began to wait, `running_since` when its present run began, `remaining_seconds` the
     predicted remaining time (NaN: unpredictable) with `confidence` from 0 to 1. `predicted_seconds` is the predicted
-    total run time; unlike a remaining time of 0, it shows by how much a job has exceeded it. `tenant` numbers tenants,
-    `tenant_weight` is that tenant's weight. `borrows` marks jobs whose present or last run holds resources that
-    placement lent to it. `needs` are the columns of all resources, in the order of `KINDS`. `capacity` is what all jobs
-    share. `by_arrival` lists the rows by arrival and sequence, if that is known already. `past_use` is what tenants
-    held on decayed average (`core.scheduling.decayed_usage`), with a row for each of `KINDS` and a column for each
-    number of a tenant; None if past use does not count.
+    total run time; unlike a remaining time of 0, it shows by how much a job has exceeded it. `gpu_worth` is what a GPU
+    that a running job holds is worth to it, in GPUs of the average type; attained GPU time counts by it. `tenant`
+    numbers tenants, `tenant_weight` is that tenant's weight. `borrows` marks jobs whose present or last run holds
+    resources that placement lent to it. `needs` are the columns of all resources, in the order of `KINDS`. `capacity`
+    is what all jobs share. `by_arrival` lists the rows by arrival and sequence, if that is known already. `past_use` is
+    what tenants held on decayed average (`core.scheduling.decayed_usage`), with a row for each of `KINDS` and a column
+    for each number of a tenant; None if past use does not count.
     """
 
     sequence: Ints
@@ -76,6 +77,7 @@ class Jobs:
     remaining_seconds: Floats
     predicted_seconds: Floats
     confidence: Floats
+    gpu_worth: Floats
     tenant_weight: Floats
     capacity: Capacity = NOTHING
     by_arrival: Ints | None = None
@@ -97,6 +99,7 @@ _FLOATS = (
     "remaining_seconds",
     "predicted_seconds",
     "confidence",
+    "gpu_worth",
     "tenant_weight",
 )
 _NAMES = (*_INTS, *_FLAGS, *_FLOATS)
@@ -238,6 +241,7 @@ class JobTable:
             remaining_seconds=np.nan,
             predicted_seconds=np.nan,
             confidence=0.0,
+            gpu_worth=1.0,
             tenant_weight=job.tenant_weight,
             code=job.code,
         )
@@ -308,12 +312,15 @@ class JobTable:
         if self._columns["running"][row]:
             ran = max(0.0, now - float(self._columns["running_since"][row]))
             self._add_service(row, ran)
-        self._set(row, running=False, running_since=np.nan, waiting_since=now)
+        self._set(row, running=False, running_since=np.nan, waiting_since=now, gpu_worth=1.0)
 
-    def attain(self, job_id: str, run_seconds: float) -> None:
-        """Credit run time from before the table knew the job."""
+    def attain(self, job_id: str, run_seconds: float, gpu_worth: float = 1.0) -> None:
+        """Credit run time from before the table knew the job, on GPUs of this worth."""
         if run_seconds:
-            self._add_service(self._row[job_id], run_seconds)
+            row = self._row[job_id]
+            worth, self._columns["gpu_worth"][row] = self._columns["gpu_worth"][row], gpu_worth
+            self._add_service(row, run_seconds)
+            self._columns["gpu_worth"][row] = worth
 
     def update(self, job_id: str, **values: float) -> None:
         """Set columns of one job: priority, deadline_seconds, remaining_seconds, confidence, cores…
@@ -325,7 +332,7 @@ class JobTable:
     def _add_service(self, row: int, run_seconds: float) -> None:
         columns = self._columns
         columns["attained_seconds"][row] += run_seconds
-        gpus = columns["gpu_milli"][row] / 1000
+        gpus = columns["gpu_milli"][row] / 1000 * columns["gpu_worth"][row]
         columns["attained_gpu_seconds"][row] += run_seconds * gpus
 
     def _set(self, row: int, **values: float) -> None:
@@ -368,7 +375,9 @@ class JobTable:
         running = columns["running"]
         ran = np.where(running, np.maximum(0.0, now - columns["running_since"]), 0.0)
         columns["attained_seconds"] = columns["attained_seconds"] + ran
-        columns["attained_gpu_seconds"] = columns["attained_gpu_seconds"] + ran * columns["gpu_milli"] / 1000
+        columns["attained_gpu_seconds"] = (
+            columns["attained_gpu_seconds"] + ran * columns["gpu_milli"] / 1000 * columns["gpu_worth"]
+        )
         rest = np.maximum(0.0, columns["predicted_seconds"] - columns["attained_seconds"])
         columns["remaining_seconds"] = np.where(np.isnan(rest), columns["remaining_seconds"], rest)
         needs = tuple([columns[name] for name in NAMES])

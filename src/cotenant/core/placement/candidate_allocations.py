@@ -4,11 +4,12 @@ A predictor estimates only what it is asked about, so the caller decides what ca
 comes first. Besides it, a training is estimated on more nodes (a gang that is spread communicates over the network) and
 on more and fewer cores; a job with parameter servers with one worker or server more or less, as AITurbo would change it
 (Zhao et al., HPDC 2021 [P]); a service with other numbers of replicas, because its latency depends on its share of the
-requests. The counts tried are ours [R].
+requests. Where a training may have several GPU types, it is estimated on each. The counts tried are ours [R].
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -16,12 +17,13 @@ from math import ceil
 
 from cotenant.core.model.estimate import Candidate
 from cotenant.core.model.job import WHOLE_GPU_MILLI, JobKind, JobSpec, Role
-from cotenant.core.model.node import NodeShape
+from cotenant.core.model.node import NodeShape, matches_gpu_type
 from cotenant.core.placement.constraint import nodes_min
 from cotenant.core.placement.job_constraints import constraints_by
 from cotenant.core.placement.unschedulable import room_on
 
-CANDIDATES_MAX = 8
+CANDIDATES_MAX = 8  # of the requested GPU types
+TYPES_MAX = 4  # single GPU types beside them
 KEPT_MAX = 1_024  # cached answers
 SERVER_ROLE = "ps"  # parameter servers; all other replicas are their workers
 SPREADS = (2, 4, 8)  # times the fewest nodes
@@ -34,6 +36,8 @@ def standard_candidates(
     spec: JobSpec, shapes: Sequence[NodeShape] = (), cores_useful: int | None = None
 ) -> tuple[Candidate, ...]:
     """Return at most 8 allocations to estimate for a job, its own request first; `cores_useful` is θ if known.
+
+    If a training may have several of the GPU types, its request follows on each of up to four: those with most GPUs.
 
     If a job leaves its cores open, the ladder of cores is around θ, else around its GPUs' share of a node's cores;
     without either, cores stay 0, undecided. Only allocations that a cluster of these shapes could hold are returned;
@@ -66,7 +70,8 @@ def _standard(
         worth = [own, *_by_team(own), *_by_cores(own, role, shapes, cores_useful)]
     else:
         worth = [own, *_by_nodes(replicas, own, shapes), *_by_cores(own, role, shapes, cores_useful)]
-    return tuple(dict.fromkeys(worth))[:CANDIDATES_MAX]
+    types = () if serves else _by_type(own, role, shapes)
+    return tuple(dict.fromkeys((*tuple(dict.fromkeys(worth))[:CANDIDATES_MAX], *types)))
 
 
 def largest_role(spec: JobSpec) -> Role:
@@ -118,6 +123,21 @@ def _by_cores(own: Candidate, role: Role, shapes: Sequence[NodeShape], cores_use
     most = max((shape.cores for shape in _able(role, shapes)), default=own.cores * 4)
     ladder = [cores_useful or own.cores, *(ceil(own.cores * times) for times in CORE_STEPS), 1]
     yield from (replace(own, cores=cores) for cores in ladder if 1 <= cores <= most)
+
+
+def _by_type(own: Candidate, role: Role, shapes: Sequence[NodeShape]) -> list[Candidate]:
+    """Return a request on each GPU type that it may have; none if that is one type.
+
+    Cores that the job leaves open stay so, 0: a class may have been given another number on each type.
+    """
+    counts = Counter[str]()
+    for shape in _able(role, shapes) if role.request.gpu_milli else ():
+        if shape.gpu_type and matches_gpu_type(shape.gpu_type, role.request.gpu_type):
+            counts[shape.gpu_type] += shape.gpus * max(1, shape.count)
+    if len(counts) < 2:
+        return []
+    types = sorted(counts, key=lambda kind: (-counts[kind], kind))[:TYPES_MAX]
+    return [replace(own, gpu_type=kind, cores=role.request.cores or 0) for kind in types]
 
 
 def _by_replicas(wanted: int, own: Candidate, role: Role, shapes: Sequence[NodeShape]) -> Iterator[Candidate]:

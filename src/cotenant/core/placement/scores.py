@@ -154,6 +154,9 @@ BEST_FIT: Weights = MappingProxyType({has_gpus: 4 * FIRST, free_gpus: SECOND, fr
 # A small gang goes where the largest share of the cores is free, so that jobs that need many do not meet on one node.
 BALANCED_CORES: Weights = MappingProxyType({has_gpus: 4 * FIRST, cores_taken: FIRST, free_gpus: SECOND})
 CROWDED = 2 * FIRST  # beside best fit: of nodes with GPUs, those without such neighbors come first
+# Neighbors cost a 2-GPU job a third of its speed, 114.8 to 75.6 images/s (Philly [P]): a logarithm of 0.42, which has
+# the weight of `CROWDED`. So a logarithm of 1 has 2.4 times that.
+SLOW = 4.8 * FIRST
 ELSEWHERE = 8 * FIRST  # beside best fit: nodes of the gang's own array come first
 
 # Replicas with GPUs go where most of them fit, so to the fewest nodes; others where they strand the fewest GPUs.

@@ -59,7 +59,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 allocator="coda-adaptive",
                 predictor="loss-curve,latency,lightgbm-duration,history",
                 contention="coda-eliminator",
-                options={"placement": {"balance_cores": "true"}},
+                options={"placement": {"balance_cores": "true", "gpu_types": "true"}},
             ),
             Profile(
                 "plain",

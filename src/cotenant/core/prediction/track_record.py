@@ -10,6 +10,7 @@ import numpy as np
 from cotenant.core.model.job_table import Floats
 
 CONFIDENCES = (0.0, 0.2, 0.4, 0.6, 0.8)  # where the groups of predictions by confidence begin
+SPREAD_MIN = 0.1  # standard deviation of log run times below which they count as equal: about a tenth
 SECONDS_MIN = 1.0  # shorter times count as this: whether a job ran for 10 or 100 ms says nothing of a prediction
 
 
@@ -22,7 +23,8 @@ class TrackRecord:
     within_twice: the share of predictions between half of the run time and twice the run time.
     bias: the median of prediction / run time; above 1, jobs are predicted to run longer than they do.
     explained: the share of the squared error of log run time that predictions take away, compared with the typical run
-        time of the same jobs; at most 1, and negative if they mislead. None if the jobs ran equally long.
+        time of the same jobs; at most 1, and negative if they mislead. None if the jobs ran nearly equally long: of
+        almost no difference, any error is many times as much.
     """
 
     jobs: int
@@ -53,7 +55,7 @@ def track_record(judged: Iterable[tuple[float, float]]) -> TrackRecord | None:
         float(np.exp(np.median(np.abs(off)))),
         float(np.mean(np.abs(off) <= np.log(2.0) + 1e-9)),
         float(np.exp(np.median(off))),
-        1.0 - float(np.sum(off**2)) / spread if spread > 1e-9 * len(pairs) else None,
+        1.0 - float(np.sum(off**2)) / spread if spread > SPREAD_MIN**2 * len(pairs) else None,
     )
 
 

@@ -49,8 +49,8 @@ class Rules:
     reclaim: whether a non-preemptive queue stops borrowers for jobs within their tenant's quota.
     reserve_after_seconds: a gang that has waited this long gets a reservation; None: no reservations.
     reservations: the most at a time.
-    fair_share: `tenants` share the cluster fairly, and the policy orders the jobs of each; `off`: the policy alone
-      orders all jobs.
+    fair_share: `tenants` share the cluster fairly, and the policy orders the jobs of each; `throughput`: the same, and
+      a GPU counts by what its type is worth to its job; `off`: the policy alone orders all jobs.
     usage_half_life_seconds: the time after which past use counts half in fair shares; 0: it does not count.
     """
 
@@ -117,7 +117,7 @@ class Rules:
 
 
 RULES = Rules()
-SHARING = Rules(fair_share=FairShare.TENANTS)  # the default of a mesh
+SHARING = Rules(fair_share=FairShare.THROUGHPUT)  # the default of a mesh
 
 
 def choose(
@@ -154,7 +154,7 @@ def choose(
     if tenancy.guarantees:
         entitled = _entitled(jobs, ranked, policy, protected, rules, tenancy)
         ranked = np.concatenate([ranked[entitled[ranked]], ranked[~entitled[ranked]]])
-    shares = rules.fair_share is FairShare.TENANTS and Sharing.between_several(jobs)
+    shares = rules.fair_share.shares and Sharing.between_several(jobs)
     sharing = Sharing(jobs, capacity, tenancy) if shares else None
     blocks = _blocks(jobs, entitled, rules) if sharing else None
     if enforced:
@@ -249,7 +249,7 @@ def beyond_share(
     order nor the tenants involve shares.
     """
     beyond = order.over_share
-    if rules.fair_share is FairShare.TENANTS and Sharing.between_several(jobs):
+    if rules.fair_share.shares and Sharing.between_several(jobs):
         if choice is None:
             choice = choose(jobs, policy, order, jobs.capacity, now=now, rules=rules, tenancy=tenancy)
         if choice.held_back is not None:

@@ -20,6 +20,11 @@ Past use counts, if its half-life is set, as if it were held now: a tenant's sha
 what they held on decayed average (`core.scheduling.decayed_usage`). It is the same for all jobs of a tenant, so keys
 still never decrease along a tenant's own order.
 
+A GPU of a fast type is worth more than one of a slow type, to some jobs far more. Where `Jobs.gpu_worth` is known, what
+a tenant's jobs hold counts by it: a tenant that has only slow GPUs holds less than its number of GPUs says, and is
+served first. The same holds for attained service, by which jobs are ordered: so both the tenant and the job with the
+smallest effective throughput go first, which is Gavel's max-min rule (Narayanan et al., OSDI 2020 [P]).
+
 An idle tenant has no jobs in the order and costs the others nothing; a single active tenant has the policy's own order.
 """
 
@@ -46,7 +51,13 @@ class FairShare(StrEnum):
     """Whether the cluster is shared fairly."""
 
     TENANTS = "tenants"  # between tenants, by weight
+    THROUGHPUT = "throughput"  # the same, and a GPU counts by how fast it makes its job, compared with other types
     OFF = "off"  # the queue policy alone decides the order
+
+    @property
+    def shares(self) -> bool:
+        """Whether the cluster is shared between tenants."""
+        return self is not FairShare.OFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +125,16 @@ class Sharing:
         known = [kind for kind in kinds if totals[kind] > 0]
         self._kinds = known or kinds  # while the cluster is unknown, shares are of all that is asked for
         self._columns = [columns[kind] for kind in self._kinds]
+        self._worth = [self._worth_of(kind, columns[kind]) for kind in self._kinds]
         self._totals = [totals[kind] if known else int(columns[kind].sum()) for kind in self._kinds]
         self._past = None if past is None or not known else self._by_tenant(past)
+
+    def _worth_of(self, kind: int, column: Ints) -> Ints:
+        """Return a column of what jobs need, with GPUs counted by what they are worth to their jobs."""
+        if kind or bool((self._jobs.gpu_worth == 1).all()):
+            return column
+        worth: Ints = np.rint(column * self._jobs.gpu_worth).astype(np.int64)
+        return worth
 
     def _by_tenant(self, past: Floats) -> list[Floats]:
         """Return by resource what tenants held on decayed average; nothing for numbers beyond those that are known."""
@@ -160,7 +179,7 @@ class Sharing:
         sizes = np.diff(np.append(begins, len(walk)))
         share = np.zeros(len(walk))
         for number, (column, wanted, total) in enumerate(zip(self._columns, asked, self._totals, strict=True)):
-            use = self._use(column, nodes, held) + self._used(number, nodes)
+            use = self._use(self._worth[number], nodes, held) + self._used(number, nodes)
             free = max(0, total - int(column[held].sum()))
             amounts = wanted[walk]
             if at_once:
@@ -244,7 +263,7 @@ class Sharing:
         """Return by node the dominant share held, the resource that it is of, and the fair share."""
         used, kind = np.zeros(len(self._weights)), np.zeros(len(self._weights), dtype=np.int64)
         for nodes in self._levels:
-            for number, (column, total) in enumerate(zip(self._columns, self._totals, strict=True)):
+            for number, (column, total) in enumerate(zip(self._worth, self._totals, strict=True)):
                 share = self._use(column, nodes, held) / total
                 kind[share > used] = number
                 used = np.maximum(used, share)

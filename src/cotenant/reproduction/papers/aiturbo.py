@@ -148,7 +148,9 @@ class AITurbo:
                 theirs = base.knowing(knowledge) if base in SEEING else base
                 ratio = done.versus(workload.name, theirs.name, ours.name, "avg_jct_hours", _ratio)
                 sure = knowledge is PERFECT
-                one = Measured(claim, workload.name, ours.name, theirs.name, ratio, learned=not sure)
+                one = Measured(
+                    claim, workload.name, ours.name, theirs.name, ratio, not sure, drawn_names=workload.recurs
+                )
                 told = claim is headline and base is LAS and not sure
                 yield replace(one, why=_why(done, workload, theirs)) if told else one
 

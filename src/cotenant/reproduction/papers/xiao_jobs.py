@@ -57,12 +57,18 @@ def _speeds(model: Model) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way to share cores, and its knowledge; `isolation`: whether jobs have their cores to themselves."""
+    """A way to share cores, and its knowledge; `isolation`: whether jobs have their cores to themselves.
+
+    `balanced`: a job goes to the server with the largest share of free cores, instead of the one with the fewest free
+    GPUs. `unlimited`: servers have as many cores as their jobs can use.
+    """
 
     name: str
     allocator: str
     predictor: str = "none"
     isolation: str = "exclusive"
+    balanced: bool = False
+    unlimited: bool = False
 
     def made(self) -> CpuAllocator | str:
         """Return its allocator."""
@@ -75,8 +81,12 @@ UNCROWDED = Arm("no isolation, were crowding free", "proportional", isolation="i
 LEARNED = Arm("Xiao, curves learned", "xiao", "xiao-piecewise")
 BY_ITSELF = Arm("Xiao, the allocator's own trials", "xiao")
 KNOWN_THETA = Arm("Xiao, θ known beforehand", "xiao", "known")
-ARMS = (CROWDED, UNCROWDED, ROLES, EQUAL, LEARNED, BY_ITSELF, KNOWN_THETA)
-SWEPT_ARMS = (CROWDED, ROLES, EQUAL, LEARNED)
+BALANCED = Arm("Xiao, curves learned, cores balanced", "xiao", "xiao-piecewise", balanced=True)
+TRIED = Arm("adaptive search, cores balanced", "coda-adaptive", balanced=True)
+KNOWN_BALANCED = Arm("Xiao, θ known, cores balanced", "xiao", "known", balanced=True)
+BOUND = Arm("bound: enough cores for all", "xiao", "known", unlimited=True)
+ARMS = (CROWDED, UNCROWDED, ROLES, EQUAL, LEARNED, BY_ITSELF, KNOWN_THETA, BALANCED, TRIED, KNOWN_BALANCED, BOUND)
+SWEPT_ARMS = (CROWDED, ROLES, EQUAL, LEARNED, BALANCED, TRIED, BOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +100,9 @@ class Workload:
     jobs: int = 0
     hours: float = 0.0
 
-    def cluster(self) -> simulator.Cluster:
+    def cluster(self, cores: int = CORES) -> simulator.Cluster:
         """Return its servers."""
-        return simulator.Cluster(self.name, (NodeShape(self.gpus, CORES),) * self.servers, ("",) * self.servers)
+        return simulator.Cluster(self.name, (NodeShape(self.gpus, cores),) * self.servers, ("",) * self.servers)
 
     def trace(self, data: Data, seed: int) -> simulator.Trace:
         """Return its jobs.
@@ -175,11 +185,15 @@ class Replay:
         trace = self.workload.trace(self.data, self.seed)
         result = simulator.simulate(
             trace,
-            self.workload.cluster(),
+            self.workload.cluster(CORES * self.workload.gpus if self.arm.unlimited else CORES),
             queue="fifo",
+            placement="locality" if self.arm.balanced else "consolidate",
             allocator=self.arm.made(),
             predictor="none" if self.arm.predictor == "known" else self.arm.predictor,
-            options={"simulator": {"cores": "auto", "speed": "cores", "isolation": self.arm.isolation}},
+            options={
+                "simulator": {"cores": "auto", "speed": "cores", "isolation": self.arm.isolation},
+                "placement": {"balance_cores": "true"} if self.arm.balanced else {},
+            },
             seed=self.seed,
             watch=lambda _: not stopped(),
         )

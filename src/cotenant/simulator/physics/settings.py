@@ -55,8 +55,9 @@ class Settings:
     reserve_after_seconds: wait after which a gang gets a reservation that other jobs may not break; None: no
       reservations.
     reservations: maximum number of gangs with a reservation at a time.
-    fair_share: `tenants` share the cluster fairly, by weight, and the queue policy orders the jobs of each; `off`, the
-      policy alone orders all jobs.
+    fair_share: `tenants` share the cluster fairly, by weight, and the queue policy orders the jobs of each;
+      `throughput`, the same, and a GPU counts by what its type is worth to its job; `off`, the policy alone orders all
+      jobs.
     usage_half_life_seconds: time after which past use counts half in fair shares; 0: it does not count.
     """
 

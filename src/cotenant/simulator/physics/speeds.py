@@ -115,7 +115,7 @@ class Speeds:
         cores_held = one.cores if role.request.cores != 0 else 0  # a job that requests none is assumed to have enough
         shares = ((0, one.gpu_milli),) if one.gpu_milli else ()
         held = Holding(0, 0, cores_held, shares, **amounts_of(role.request))
-        rate = self._core_speed(model, gang_gpus, held)
+        rate = self._core_speed(model, gang_gpus, held) * self._type_speed(job, model, gang_gpus, one.gpu_type)
         if "locality" in self._on and one.nodes > 1 and one.gpu_milli:
             there = next((shape.gpu_type for shape in self._shapes if shape.gpus), "")
             rate *= self._distances.over(model, gang_gpus, one.gpu_type or there, one.nodes)
@@ -235,7 +235,7 @@ class Speeds:
         for holding in holdings:
             by_node.setdefault(holding.node, []).append(holding)
         gang_gpus = sim_job.job_class.gpu_milli / WHOLE_GPU_MILLI
-        types = {node: self._type_speed(job, model, gang_gpus, node) for node in by_node}
+        types = {node: self._type_speed(job, model, gang_gpus, self._shapes[node].gpu_type) for node in by_node}
         places = tuple(
             self._place(sim_job, model, gang_gpus, node, held, types[node]) for node, held in by_node.items()
         )
@@ -252,8 +252,7 @@ class Speeds:
             sim_job.job_class.gpu_milli,
         )
 
-    def _type_speed(self, job: TraceJob, model: Model | None, gang_gpus: float, node: int) -> float:
-        here = self._shapes[node].gpu_type
+    def _type_speed(self, job: TraceJob, model: Model | None, gang_gpus: float, here: str) -> float:
         if "gpu-type" not in self._on or model is None or not (gang_gpus and here and job.gpu_type):
             return 1.0
         return gpus.relative_speed(model, gang_gpus, here, job.gpu_type) or 1.0

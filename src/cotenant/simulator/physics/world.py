@@ -89,7 +89,7 @@ class World:
 
     def candidate_estimates(self, job: TraceJob) -> tuple[CandidateEstimate, ...]:
         """Return a job's true rate and run time under the allocations worth judging."""
-        alike = job.roles, job.kind, job.model, job.locality, job.spread
+        alike = job.roles, job.kind, job.model, job.locality, job.spread, job.gpu_type
         if alike not in self._judged:
             some = standard_candidates(job.spec(), self.shapes)
             self._judged[alike] = [(one, self._models.rate_under(job, one)) for one in some]

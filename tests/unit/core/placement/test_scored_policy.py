@@ -42,6 +42,12 @@ def test_weights_trade_one_scorer_against_another() -> None:
     assert node_of(ScoredPolicy({free_gpus: -1})) == 0
 
 
+def test_weights_of_zero_decide_nothing_and_negative_ones_turn_a_scorer_round() -> None:
+    assert node_of(ScoredPolicy({free_gpus: 0, free_cores: 0.0})) == node_of(ScoredPolicy({}))
+    assert node_of(ScoredPolicy({free_cores: -1.0})) == 0
+    assert node_of(ScoredPolicy({free_cores: 1.0})) == 2
+
+
 RIGHT = st.lists(st.floats(-1e6, 1e6), min_size=5, max_size=5)
 
 

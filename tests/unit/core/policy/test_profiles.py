@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cotenant import plugins
+from cotenant.core.policy import profiles
 from cotenant.core.policy.options import options_by_policy, split_names
-from cotenant.core.policy.profiles import DEFAULT, GROUPS, PROFILES, UnknownProfile, find
+from cotenant.core.policy.profiles import DEFAULT, GROUPS, PROFILES, Profile, UnknownProfile, find
 from cotenant.plugins import POLICY_GROUPS as PLUGIN_GROUPS
 
 
@@ -18,6 +19,14 @@ def test_every_policy_of_a_profile_is_installed_and_takes_its_options(name: str)
         options = options_by_policy(names, profile.options.get(group, {}))
         for each in names:
             assert plugins.load(PLUGIN_GROUPS[group], each, options.get(each, {})).name == each
+
+
+def test_a_profile_with_a_missing_plug_in_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = Profile("odd", "Names a policy that is not installed.", queue="fifoo")
+    monkeypatch.setattr(profiles, "PROFILES", {**PROFILES, "odd": odd})
+    with pytest.raises(plugins.UnknownPolicy, match="there is no queue policy 'fifoo'; did you mean fifo") as refused:
+        plugins.load(PLUGIN_GROUPS["queue"], find("odd").queue)
+    assert refused.value.near[0] == "fifo"
 
 
 def test_the_default_has_a_part_of_every_paper() -> None:

@@ -116,6 +116,16 @@ def test_a_restart_from_a_checkpoint_measures_a_new_segment() -> None:
     assert (rate_of(track).rate_per_second, rate_of(track).windows) == (2.0, 2)
 
 
+def test_steps_that_go_backwards_begin_a_new_segment_and_never_give_a_negative_rate() -> None:
+    track = track_of(5.0, 5.0, 5.0)
+    for second in range(30, 60):
+        track.take("8 cores", 20 + 2 * (second - 30), float(second), now=float(second))
+        assert rate_of(track).rate_per_second > 0
+    for second in range(60, 90):  # ever fewer: no rate follows from that
+        track.take("8 cores", 90 - second, float(second), now=float(second))
+        assert rate_of(track).rate_per_second >= 0
+
+
 def test_a_clock_that_goes_backwards_begins_a_new_segment() -> None:
     track = track_of(5.0, 5.0, 5.0)
     track.take("8 cores", 10_000, 3.0, now=31.0)

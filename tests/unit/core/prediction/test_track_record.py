@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.prediction.track_record import track_record
+from cotenant.cli.research.predicting.judging import notes, row
+from cotenant.core.prediction.track_record import SPREAD_MIN, track_record
 
 times = st.floats(1.0, 1e7)
 pairs = st.lists(st.tuples(times, times), min_size=1, max_size=30)
@@ -50,7 +52,18 @@ def test_it_is_what_a_slow_version_says(judged: list[tuple[float, float]]) -> No
     if record.explained is not None:
         assert record.explained == pytest.approx(1 - sum(math.log(one) ** 2 for one in off) / spread, abs=1e-6)
     else:
-        assert spread <= 1e-8 * len(judged)
+        assert spread <= 1.01 * SPREAD_MIN**2 * len(judged)
+
+
+def test_of_jobs_that_ran_nearly_equally_long_nothing_is_explained() -> None:
+    record = track_record((90.0, 60.0 + number / 100) for number in range(20))
+    assert record
+    assert record.explained is None, "-40,000 % would say that predictions of 90 s for 60 s mislead"
+    table = {("history", ""): record}
+    assert row(("history", ""), record)[-1] == ""
+    assert notes(table)[-1].startswith("no EXPLAINED for history: the jobs ran nearly equally long")
+    assert len(notes({("history", ""): replace(record, explained=0.5)})) == len(notes(table)) - 1
+    assert notes({}) == []
 
 
 def test_telling_the_typical_run_time_explains_nothing_and_the_reverse_misleads() -> None:

@@ -56,6 +56,25 @@ def positions(table: JobTable, gpus: int, tenancy: Tenancy = NO_TENANTS) -> list
     return [int(row) for row in choice.ranked]
 
 
+def test_a_tenant_with_slow_gpus_holds_less_than_their_number_and_goes_first() -> None:
+    table = table_of((0, 4), (1, 4), (0, 1), (1, 1), running=2)
+    assert starts(table, 9) == [2, 3]
+    table.update("0", gpu_worth=1.5)
+    table.update("1", gpu_worth=0.5)
+    assert starts(table, 9) == [3, 2]
+
+
+def test_attained_service_counts_by_what_the_gpus_were_worth() -> None:
+    table = table_of((0, 2), running=1)
+    table.update("0", gpu_worth=0.5)
+    assert table.jobs(NOW).attained_gpu_seconds.tolist() == [10.0]
+    table.stop("0", NOW)
+    table.start("0", NOW)
+    assert table.jobs(NOW + 3).attained_gpu_seconds.tolist() == [16.0], "its next GPUs are not like the last"
+    table.attain("0", 10, gpu_worth=0.25)
+    assert table.jobs(NOW + 3).attained_gpu_seconds.tolist() == [21.0]
+
+
 def filled_slowly(
     jobs: Jobs, ranked: list[int], held: list[int], totals: list[int], tenancy: Tenancy, node: str | None
 ) -> list[int]:
