@@ -65,6 +65,36 @@ class Old:
     order = Twice.order
 '''
 
+BAD_RUNTIMES = """
+from cotenant.node_agent.runtime.process_runtime import ProcessRuntime
+
+
+class Twice(ProcessRuntime):
+    name = "told-twice"
+
+    async def open(self, context, changed):
+        def twice(status):
+            changed(status)
+            changed(status)
+
+        return await super().open(context, twice)
+
+
+class Deaf(ProcessRuntime):
+    name = "deaf"
+
+    def stop(self, key, grace_seconds, reason=""):
+        super().stop(key, 0.0)
+
+
+class Half:
+    name = "half"
+    api_version = 1
+
+    async def open(self, context, changed):
+        return []
+"""
+
 
 def install(site: Path, files: Mapping[str, str]) -> None:
     """Write the files of a package, and the metadata of its installation."""
@@ -90,6 +120,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = "".join(f'{name} = "bad:{name.capitalize()}"\n' for name in ("hurried", "twice", "old"))
     points = f'[project.entry-points."cotenant.queue_policies"]\n{names}'
     install(site, {"bad.py": BAD, "pyproject.toml": f'[project]\nname = "bad"\nversion = "0.1"\n{points}'})
+    (site / "pyproject.toml").unlink()
+    points = (
+        '[project.entry-points."cotenant.runtimes"]\ntold-twice = "bad_runtimes:Twice"\n'
+        'deaf = "bad_runtimes:Deaf"\nhalf = "bad_runtimes:Half"\n'
+    )
+    project = f'[project]\nname = "bad-runtimes"\nversion = "0.1"\n{points}'
+    install(site, {"bad_runtimes.py": BAD_RUNTIMES, "pyproject.toml": project})
     (site / "pyproject.toml").unlink()
     (site / "conftest.py").write_text(FEW)
     return site
@@ -131,6 +168,23 @@ def test_what_cannot_be_held_to_laws_is_named_before_anything_runs(site: Path) -
     assert done.returncode == 4, done.stdout + done.stderr
     assert "'old' of bad uses version 2 of the policy API; this Cotenant supports version 1" in done.stderr
     assert "no policy 'twise' is installed; did you mean twice?" in done.stderr
+
+
+def test_a_runtime_that_breaks_a_law_fails_with_the_law(site: Path) -> None:
+    named = ("--policy", "told-twice", "--policy", "deaf", "--policy", "half")
+    done = pytested(site, "--pyargs", "cotenant.conformance", *named, "-k", "reported_once or warned_first")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "the policy 'half' of bad-runtimes lacks not_enforced(), launch(), stop()" in done.stderr
+    done = pytested(site, "--pyargs", "cotenant.conformance", *named[:4], "-k", "reported_once or warned_first")
+    assert done.returncode == 1, done.stdout + done.stderr
+    for law in (
+        "Law: An attempt is reported as running, and its end exactly once: with success, the exit code, or the "
+        "signal.\nBroken by told-twice of bad-runtimes 0.1: ",
+        "Law: A stop warns the program, which may end by itself within the grace period; the end names the reason.\n"
+        "Broken by deaf of bad-runtimes 0.1: ",
+    ):
+        assert law in done.stdout
+    assert "2 failed, 2 passed" in done.stdout
 
 
 @pytest.mark.deep
