@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,6 +116,10 @@ def test_a_script_runs_as_under_slurm(slurm: Slurm) -> None:
         f"{number}|mine|FAILED|3:0|1|64M|00:10:00",
         f"{number}.batch|batch|FAILED|3:0|1||",
     ]
+    whole, batch = slurm("sacct", "-n", "-P", "-j", number, "-o", "MaxRSS,TotalCPU,UserCPU,SystemCPU").out.splitlines()
+    assert whole.startswith("|")
+    assert re.fullmatch(r"[1-9]\d*K(\|\d\d:\d\d\.\d{3}){3}", batch)
+    assert not batch.endswith("|00:00.000|00:00.000|00:00.000")
     shown = slurm("scontrol", "show", "job", number).out
     assert f"StdOut={slurm.folder}/out/mine-{number}.log\n" in shown
     assert "TresPerNode=gres/gpu:2\n" in shown
@@ -182,7 +187,11 @@ def test_waiting_jobs_are_shown_and_changed(slurm: Slurm) -> None:
     )
     [view] = json.loads(slurm("squeue", "--json", "-j", number).out)["jobs"]
     assert (view["job_id"], view["job_state"], view["comment"]) == (int(number), ["PENDING"], "a b")
-    assert "TimeLimit" not in slurm("scontrol", "update", f"jobid={number}", "TimeLimit=5", code=1).out
+    for change, limit in (("TimeLimit=90", "1:30:00"), ("TimeLimit=+30", "2:00:00"), ("TimeLimit=-1:00", "1:59:00")):
+        slurm("scontrol", "update", f"jobid={number}", change)
+        assert slurm("squeue", "-h", "-j", number, "-o", "%l").out == f"{limit}\n"
+    told = slurm("scontrol", "update", f"jobid={number}", "TimeLimit=-3:00:00", code=1)
+    assert "the present limit is 01:59:00" in told.err + told.out
     slurm("scancel", "--name=renamed", "--state=PENDING")
     assert slurm.ended(number) == ["CANCELLED"]
 

@@ -45,9 +45,9 @@ def test_expressed_dependencies_are_accepted() -> None:
 
 def test_fixed_fields_are_named_as_slurm_spells_them() -> None:
     with pytest.raises(SlurmError) as error:
-        scontrol.main(["update", f"jobid={NUMBER}", "timelimit=5", "NUMNODES=2", "Priority=3"])
+        scontrol.main(["update", f"jobid={NUMBER}", "timemin=5", "NUMNODES=2", "Priority=3"])
     assert error.value.lines == (
-        "slurm_update error: Requested operation is presently disabled: TimeLimit, NumNodes of a submitted job cannot "
+        "slurm_update error: Requested operation is presently disabled: TimeMin, NumNodes of a submitted job cannot "
         "be changed",
         "hint: cancel it, and submit it again with other options",
     )
