@@ -27,6 +27,7 @@ settings.load_profile("few")
 """
 BAD = '''
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -55,6 +56,34 @@ class Twice:
     def order(self, jobs, now):
         score = np.concatenate([jobs.arrival_seconds, jobs.arrival_seconds[:1]])
         return Order(level=np.zeros(len(score), dtype=np.int64), score=score)
+
+
+class Dice(Hurried):
+    """Draws chance of its own."""
+
+    name = "dice"
+
+    def order(self, jobs, now):
+        score = np.random.rand(len(jobs))
+        return Order(level=np.zeros(len(jobs), dtype=np.int64), score=score)
+
+
+class Unchecked(Twice):
+    """Takes any number."""
+
+    name = "unchecked"
+
+    @dataclass(frozen=True)
+    class Options:
+        """How much.
+
+        weight: any number.
+        """
+
+        weight: float = 1.0
+
+    def __init__(self, options=None):
+        self.options = options or self.Options()
 
 
 class Old:
@@ -117,7 +146,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for group in KINDS:
         install(site, package(group, f"new-{group}"))
     (site / "pyproject.toml").unlink()
-    names = "".join(f'{name} = "bad:{name.capitalize()}"\n' for name in ("hurried", "twice", "old"))
+    names = "".join(
+        f'{name} = "bad:{name.capitalize()}"\n' for name in ("hurried", "twice", "dice", "unchecked", "old")
+    )
     points = f'[project.entry-points."cotenant.queue_policies"]\n{names}'
     install(site, {"bad.py": BAD, "pyproject.toml": f'[project]\nname = "bad"\nversion = "0.1"\n{points}'})
     (site / "pyproject.toml").unlink()
@@ -149,17 +180,22 @@ def test_new_policies_pass_their_own_tests_and_keep_all_laws(site: Path) -> None
 
 
 def test_a_policy_that_breaks_a_law_fails_with_the_law_and_the_smallest_world(site: Path) -> None:
-    laws = "test_no_clock or finite_score"
-    done = pytested(site, "--pyargs", "cotenant.conformance", "--policy", "hurried", "--policy", "twice", "-k", laws)
+    laws = "test_no_clock or finite_score or no_chance or numeric_option_is_checked"
+    named = [word for name in ("hurried", "twice", "dice", "unchecked") for word in ("--policy", name)]
+    done = pytested(site, "--pyargs", "cotenant.conformance", *named, "-k", laws)
     assert done.returncode == 1, done.stdout + done.stderr
     for law in (
         "Law: A policy reads no clock and does not wait: the present time is an argument.\n"
         "Broken by hurried of bad 0.1: it called time.time()",
         "Law: Every job gets one finite score, which does not depend on the order of the rows; the jobs are left "
         "unchanged.\nBroken by twice of bad 0.1: ",
+        "Law: A policy draws no chance of its own: what may be random comes from the generator that it is given.\n"
+        "Broken by dice of bad 0.1: it called numpy.random.rand()",
+        "Law: A policy with numeric options checks them: its `Options` have a method `check` that yields violations.\n"
+        "Broken by unchecked of bad 0.1: any number is accepted for weight: yield Violation(",
     ):
         assert law in done.stdout
-    assert "2 failed, 2 passed" in done.stdout
+    assert " failed, " in done.stdout
     assert "table=JobTable(capacity=(0, 0, 0, 0), now=10000:\n    job0, arrival_seconds=0.0, " in done.stdout
 
 
