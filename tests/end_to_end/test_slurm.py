@@ -247,7 +247,7 @@ def test_states_are_listed_as_workflow_programs_ask_for_them(slurm: Slurm) -> No
 
 
 def test_nextflows_executor_is_answered_as_it_expects(slurm: Slurm) -> None:
-    """What `SlurmExecutor.groovy` of Nextflow (commit 06e3c4a, 2023) writes, calls and reads; Nextflow itself is not run."""
+    """What `SlurmExecutor.groovy` of Nextflow (commit 06e3c4a, 2023) writes, calls and reads."""
     user = pwd.getpwuid(os.getuid()).pw_name
     task = slurm.folder / "work" / "3f" / "a1b2"
     task.mkdir(parents=True)

@@ -93,8 +93,11 @@ def _copy(spec: job_pb2.JobSpec, request: pb.UpdateJobRequest) -> None:
         new = getattr(request.job.spec, name)
         if name == "labels":
             spec.labels.update(new)
-        elif name in ("deadline", "time_limit"):
-            if request.job.spec.HasField(name):
-                getattr(spec, name).CopyFrom(new)
+        elif name == "deadline":
+            if request.job.spec.HasField("deadline"):
+                spec.deadline.CopyFrom(new)
+        elif name == "time_limit":
+            if request.job.spec.HasField("time_limit"):
+                spec.time_limit.CopyFrom(new)
         else:
             setattr(spec, name, new)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import grpc
 import pytest
 from benchmarks.agents import SimulatedAgent
@@ -73,6 +75,11 @@ def told(agent: SimulatedAgent) -> float | None:
     return last.time_limit.seconds if last.HasField("time_limit") else None
 
 
+def all_told(mesh: Mesh, seconds: float | None) -> bool:
+    """Whether the last limit that each agent was told is this one."""
+    return all(told(agent) == seconds for agent in mesh.agents.values())
+
+
 def limit_of(seconds: float | None) -> job_service_pb2.UpdateJobRequest:
     """A change of a time limit; the job's id is still to be set."""
     request = job_service_pb2.UpdateJobRequest()
@@ -90,8 +97,7 @@ async def test_the_time_limit_of_a_running_job_changes_on_all_of_its_nodes() -> 
             request.job.id = job_id
             changed = (await mesh.jobs.UpdateJob(request)).job
             assert changed.spec.HasField("time_limit") is (seconds is not None)
-            for agent in mesh.agents.values():
-                await until(lambda agent=agent, seconds=seconds: told(agent) == seconds)
+            await until(partial(all_told, mesh, seconds))
         away = mesh.agents["n1"]
         await away.stop()
         away.time_limits.clear()
