@@ -63,6 +63,7 @@ class SimulatedAgent:
         self.released: list[str] = []
         self.welcomes: list[agent_pb2.Welcome] = []
         self.resizes: list[agent_pb2.ResizeOrder] = []
+        self.time_limits: list[agent_pb2.TimeLimitOrder] = []
         self.profiles: list[agent_pb2.ProfileOrder] = []
         self.cannot_launch: Callable[[agent_pb2.Assignment], str] = lambda order: ""  # the reason, or empty if it can
         self.launch_cause = job_pb2.LAUNCH_CAUSE_CGROUP
@@ -156,6 +157,7 @@ class SimulatedAgent:
                 self.answer_resize(resize)
         self.profiles += message.profiles
         self.released += message.released_gpus
+        self.time_limits.extend(message.time_limits)
         for order in message.stops:
             self.stops.append(order)
             if not self.refuses_to_stop:

@@ -25,9 +25,10 @@ from cotenant.node_agent.control.throttles import Throttles
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status, report, stop_reason_name
 from cotenant.node_agent.runtime.launch import grace_seconds_of
 from cotenant.node_agent.runtime.output_tail import tail_of
-from cotenant.node_agent.runtime.runtime_port import RecoveredAttempt, Runtime
+from cotenant.node_agent.runtime.runtime_port import RecoveredAttempt, Runtime, TimeLimitRuntime
 from cotenant.node_agent.supervisor.launch_faults import NOT_LAUNCHED, cause_of
 from cotenant.rpc.task_group import BackgroundTasks
+from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
 
@@ -272,6 +273,34 @@ class AttemptManager:
 
     # Stops and ends.
 
+    def limit_time(self, order: agent_pb2.TimeLimitOrder) -> None:
+        """Hold a running attempt to another time limit; an order that changes nothing is ignored."""
+        key = AttemptKey(order.job_id, order.number)
+        known = self.attempts.get(key)
+        if not self._fence.raise_epoch(key.job_id, order.epoch):
+            self._refuse(key, order.epoch, "time limit")
+        elif known is not None and not known.status.ended:
+            self._background.start(self._limit_time(known, order))
+
+    async def _limit_time(self, known: Attempt, order: agent_pb2.TimeLimitOrder) -> None:
+        await known.started.wait()
+        async with known.changing:
+            if known.status.ended or _time_limit(known.assignment.spec) == _time_limit(order):
+                return
+            why: str | None = "the runtime cannot change time limits"
+            if isinstance(self._runtime, TimeLimitRuntime):
+                why = await self._runtime.limit_time(known.status.key, _time_limit(order))
+            if why is not None:
+                log.error("time_limit_change_refused", attempt=str(known.status.key), why=why)
+                return
+            changed = agent_pb2.Assignment()
+            changed.CopyFrom(known.assignment)
+            changed.spec.ClearField("time_limit")
+            if order.HasField("time_limit"):
+                changed.spec.time_limit.CopyFrom(order.time_limit)
+            known.assignment = changed
+        log.info("time_limit_changed", attempt=str(known.status.key), limit_seconds=_time_limit(order))
+
     def stop(self, order: agent_pb2.StopOrder) -> None:
         """Stop an attempt with its grace period."""
         key = AttemptKey(order.job_id, order.number)
@@ -370,3 +399,7 @@ class AttemptManager:
     async def close(self) -> None:
         """Cancel background tasks."""
         await self._background.close()
+
+
+def _time_limit(message: job_pb2.JobSpec | agent_pb2.TimeLimitOrder) -> float | None:
+    return message.time_limit.ToMicroseconds() / 1e6 if message.HasField("time_limit") else None

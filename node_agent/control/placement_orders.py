@@ -10,7 +10,7 @@ from cotenant.node_agent.control.session_host import Serve, SessionHost
 
 
 class PlacementOrders:
-    """The orders of a message, in this order: assignments, resizes, profiles, stops, acknowledgements, the rest."""
+    """The orders of a message: assignments, resizes, profiles, time limits, stops, acknowledgements, then the rest."""
 
     def __init__(
         self, manager: AttemptManager, health: NodeHealth, uploads: OutputUploads, sessions: SessionHost
@@ -25,6 +25,8 @@ class PlacementOrders:
             self._manager.resize(resize)
         for profile in response.profiles:
             self._manager.profile(profile)
+        for limit in response.time_limits:
+            self._manager.limit_time(limit)
         for stop in response.stops:
             self._manager.stop(stop)
         for ack in response.acks:

@@ -9,6 +9,7 @@ attempts/<job id>-<number>/   assignment   the Assignment as received, updated a
                               lock         held by the supervisor while it lives
                               state.json   the supervisor's state
                               stop.json    the last stop order
+                              time_limit.json  the time limit that replaced the spec's
                               output-<rank>.log, output-<rank>.log.1
                               work/        the working directory of a job that names none
 kept/<job id>-<number>/       output and work/, until enough newer ones are kept
@@ -37,6 +38,7 @@ from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.node_agent.supervisor.launch_faults import EXECUTING, LIMIT_ERRORS, SUPERVISOR_LOG
 from cotenant.node_agent.supervisor.lease import boot_id
 from cotenant.node_agent.supervisor.state_file import StateFile, sync_directory
+from cotenant.node_agent.supervisor.time_limit import FILE as TIME_LIMIT
 
 log = structlog.get_logger()
 
@@ -170,6 +172,13 @@ class AttemptDirectory:
             os.pwrite(descriptor, order.encode(), 0)
         finally:
             os.close(descriptor)
+
+    def write_time_limit(self, limit_seconds: float | None) -> None:
+        """Write the time limit that the supervisor reads on SIGUSR1; None: no limit. Raises `OSError`."""
+        path = self.path / TIME_LIMIT
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps({"limit_seconds": limit_seconds}))
+        new.replace(path)
 
     def write_end(self, status: Status) -> None:
         """Record the end in place of a dead supervisor."""

@@ -67,6 +67,7 @@ class Status:
     pid_start_ticks: int = 0
     stop_reason: str = ""  # why it was stopped, the name of a `StopReason`; "" if it was not, or nobody said
     launch_cause: str = ""  # why it was not launched, a value of the core's `LaunchCause`
+    system_seconds: float = 0.0  # the kernel's part of `cpu_seconds`
 
     @property
     def ended(self) -> bool:
@@ -86,6 +87,7 @@ class Status:
             "start_time": self.start_time,
             "end_time": self.end_time,
             "cpu_seconds": self.cpu_seconds,
+            "system_seconds": self.system_seconds,
             "memory_peak_bytes": self.memory_peak_bytes,
             "pid": self.pid,
             "pid_start_ticks": self.pid_start_ticks,
@@ -139,6 +141,7 @@ def _status(raw: Any) -> Status:
         pid_start_ticks=int(raw["pid_start_ticks"]),
         stop_reason=_stop_reason(raw.get("stop_reason", "")),
         launch_cause=_launch_cause(raw.get("launch_cause", "")),
+        system_seconds=float(raw.get("system_seconds", 0.0)),  # a supervisor of an earlier release does not say
     )
 
 
@@ -182,6 +185,7 @@ def report(status: Status, node_id: str) -> agent_pb2.AttemptReport:
         start_time=timestamp(status.start_time) if status.start_time else None,
         message=status.message,
         cpu_time=duration(status.cpu_seconds),
+        system_time=duration(status.system_seconds),
         memory_peak_bytes=status.memory_peak_bytes,
         stop_reason=job_pb2.StopReason.Value(f"STOP_REASON_{status.stop_reason or 'UNSPECIFIED'}"),
         launch_cause=LAUNCH_CAUSES.to_wire(LaunchCause(status.launch_cause))

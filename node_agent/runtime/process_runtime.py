@@ -456,6 +456,13 @@ class ProcessRuntime:
             attempt.stop_asked.set()
             self._order_stop(attempt)
 
+    async def limit_time(self, key: AttemptKey, limit_seconds: float | None) -> str | None:
+        """Hold a running attempt to another time limit."""
+        attempt = self._attempts.get(key)
+        if attempt is None or not attempt.live:
+            return "it does not run"
+        return await asyncio.to_thread(attempt.order_time_limit, limit_seconds)
+
     def _order_stop(self, attempt: RunningAttempt) -> None:
         if attempt.throttle is not None and attempt.throttle.may_be_suspended:
             self._background.start(attempt.resume_and_order_stop())

@@ -142,6 +142,18 @@ class RunningAttempt:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
 
+    def order_time_limit(self, limit_seconds: float | None) -> str | None:
+        """Order the supervisor, which has started, to keep another time limit; return why not, or None."""
+        if self.pidfd < 0 or self.directory is None:
+            return "its supervisor does not run"
+        try:
+            self.directory.write_time_limit(limit_seconds)
+        except OSError as error:
+            return f"the limit cannot be written: {error.strerror}"
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGUSR1)
+        return None
+
     def as_ordered(self, status: Status) -> Status:
         """Return the status as STOPPED if the supervisor took the agent's unreadable stop order for an external one.
 

@@ -211,6 +211,14 @@ class ThrottlingRuntime(Protocol):
 
 
 @runtime_checkable
+class TimeLimitRuntime(Protocol):
+    """A runtime that can change the time limit of a running attempt."""
+
+    async def limit_time(self, key: AttemptKey, limit_seconds: float | None) -> str | None:
+        """Hold a running attempt to this limit from its start on, also after a restart; return why not, or None."""
+
+
+@runtime_checkable
 class HotPlugRuntime(Protocol):
     """A runtime that restores running attempts' CPUs that the kernel removed while they were offline."""
 

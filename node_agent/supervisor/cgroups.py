@@ -396,6 +396,12 @@ class Group:
         text = read_text(self._file("cpuacct", "cpuacct.usage"))
         return int(text) / 1e9 if text.isdigit() else 0.0
 
+    def system_seconds(self) -> float:
+        """Return the part of its CPU time that the kernel spent for its processes."""
+        if self.version == 2:
+            return number_in(read_text(self._file(UNIFIED, "cpu.stat")), "system_usec") / 1e6
+        return number_in(read_text(self._file("cpuacct", "cpuacct.stat")), "system") / os.sysconf("SC_CLK_TCK")
+
     def memory_bytes(self) -> int:
         """Return the resident memory of its processes, without the page cache."""
         stat = read_text(self._file("memory", "memory.stat"))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cotenant.node_agent.supervisor.cgroups import Group, GroupError
     from cotenant.node_agent.supervisor.launch_faults import NOT_LAUNCHED, cause_of, mark_executing
-    from cotenant.node_agent.supervisor.lease import DisconnectLimit
+    from cotenant.node_agent.supervisor.lease import DisconnectLimit, boot_seconds
     from cotenant.node_agent.supervisor.outer_process import NONE, REASON, SETTLE_MILLISECONDS, OuterProcess
     from cotenant.node_agent.supervisor.output_file import OutputFile
     from cotenant.node_agent.supervisor.plain_json import dumps
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
         as_list,
         exit_message,
     )
-    from cotenant.node_agent.supervisor.time_limit import TimeLimit
+    from cotenant.node_agent.supervisor.time_limit import TimeLimit, read_changed
 else:
     import _signal as signal  # their public modules build enumerations, which takes longer than all of ours
     import _socket as socket
 
     from cgroups import Group, GroupError
     from launch_faults import NOT_LAUNCHED, cause_of, mark_executing
-    from lease import DisconnectLimit
+    from lease import DisconnectLimit, boot_seconds
     from outer_process import NONE, REASON, SETTLE_MILLISECONDS, OuterProcess
     from output_file import OutputFile
     from plain_json import dumps
@@ -47,7 +47,7 @@ else:
     from state_file import StateFile
     from stop_order import STOPPED_EXTERNALLY, read_stop_order
     from task_process import TaskProcess, adopt_orphans, as_float, as_int, as_list, exit_message
-    from time_limit import TimeLimit
+    from time_limit import TimeLimit, read_changed
 
 KILL_ROUND_SECONDS = 0.02
 NOTIFY_RETRY_SECONDS = 0.05
@@ -79,12 +79,15 @@ class Supervisor:
         self.kill_at: float | None = None  # monotonic, like the other deadlines
         self.notify_at: float | None = None
         self.save_at: float | None = None
+        self.started_boot_seconds = boot_seconds()
         self.limits = self._limits()
         self.check_at = time.monotonic() if self.limits else None
         self.childless = False
         self.reaped_cpu_seconds = 0.0
+        self.reaped_system_seconds = 0.0
         self.reaped_peak_bytes = 0
         self.cpu_seconds = 0.0
+        self.system_seconds = 0.0
         self.memory_peak_bytes = 0
         self.poll = select.poll()
         self.notifier: socket.socket | None = None
@@ -114,9 +117,9 @@ class Supervisor:
         os.set_blocking(reader, False)
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for caught in (signal.SIGCHLD, signal.SIGTERM):
+        for caught in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(caught, lambda *_: None)  # the wake-up pipe reports it
-        for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
             signal.signal(ignored, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the agent had blocked SIGTERM until now
         self.poll.register(reader, select.POLLIN)
@@ -164,6 +167,7 @@ class Supervisor:
             "launch_cause": self.launch_cause,
             "exit": self._describe_exit(),
             "cpu_seconds": self.cpu_seconds,
+            "system_seconds": self.system_seconds,
             "memory_peak_bytes": self.memory_peak_bytes,
             "dropped_bytes": sum(task.output.dropped_bytes for task in self.tasks),
             "tasks": [{"rank": task.rank, "pid": task.pid, "status": task.status} for task in self.tasks],
@@ -237,6 +241,17 @@ class Supervisor:
             return
         if signal.SIGTERM in caught:
             self.handle_stop_order()
+        if signal.SIGUSR1 in caught:
+            self._change_time_limit()
+
+    def _change_time_limit(self) -> None:
+        """Replace the time limit by the one that the agent has left in the directory."""
+        if (changed := read_changed()) is None:
+            return
+        self.limits = [limit for limit in self.limits if not isinstance(limit, TimeLimit)]
+        if changed[0] is not None:
+            self.limits.append(TimeLimit(changed[0], as_float(self.spec["grace_seconds"]), self.started_boot_seconds))
+        self.check_at = time.monotonic() if self.limits else None
 
     def _outer_job_ended(self) -> None:
         """Kill everything: nothing may outlive the outer job."""
@@ -283,6 +298,7 @@ class Supervisor:
                 self.childless = False
                 break
             self.reaped_cpu_seconds += usage.ru_utime + usage.ru_stime
+            self.reaped_system_seconds += usage.ru_stime
             self.reaped_peak_bytes = max(self.reaped_peak_bytes, usage.ru_maxrss * 1024)
             for task in self.tasks:
                 if task.owns(pid):
@@ -428,8 +444,10 @@ class Supervisor:
                 self.poll.unregister(task.output_reader)
             task.drain()
         self.cpu_seconds, self.memory_peak_bytes = self.reaped_cpu_seconds, self.reaped_peak_bytes
+        self.system_seconds = self.reaped_system_seconds
         if self.group is not None:
             self.cpu_seconds = self.group.cpu_seconds() or self.cpu_seconds
+            self.system_seconds = self.group.system_seconds() or self.system_seconds
             self.memory_peak_bytes = self.group.memory_peak_bytes() or self.memory_peak_bytes
             self.group.remove()
         self.end_time = time.time()

@@ -17,14 +17,17 @@ else:
 UNITS = ((86_400, "days"), (3600, "h"), (60, "min"))
 
 
+FILE = "time_limit.json"  # in the attempt's directory: the limit that replaced the first one
+
+
 class TimeLimit:
-    """The wall-clock limit of an attempt that starts now."""
+    """The wall-clock limit of an attempt that started at a time since the boot, now unless given."""
 
     reason = "TIME_LIMIT"
 
-    def __init__(self, limit_seconds: float, grace_seconds: float) -> None:
+    def __init__(self, limit_seconds: float, grace_seconds: float, started: float | None = None) -> None:
         self.message = f"reached its time limit of {in_words(limit_seconds)}"
-        self._warn_at = lease.boot_seconds() + limit_seconds - grace_seconds
+        self._warn_at = (lease.boot_seconds() if started is None else started) + limit_seconds - grace_seconds
 
     def expired(self) -> bool:
         """Return whether the attempt is to be warned."""
@@ -33,6 +36,20 @@ class TimeLimit:
     def next_check_seconds(self) -> float:
         """Return the seconds until the next check: soon, since waits in the kernel do not include suspension."""
         return min(lease.LOOK_SECONDS_MAX, max(0.0, self._warn_at - lease.boot_seconds()))
+
+
+def read_changed() -> tuple[float | None] | None:
+    """Return the limit in seconds that replaced the first one, in a tuple: None is no limit. None if none did."""
+    import json
+
+    try:
+        with open(FILE, encoding="utf-8") as file:
+            limit_seconds = json.load(file)["limit_seconds"]
+        if limit_seconds is None:
+            return (None,)
+        return (float(limit_seconds),) if 0 < limit_seconds < float("inf") else None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # none, or damaged
+        return None
 
 
 def in_words(seconds: float) -> str:

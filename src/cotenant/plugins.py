@@ -24,7 +24,7 @@ from cotenant.core.policy.api_version import API_VERSION
 from cotenant.core.policy.options import BadOption, InvalidOptionsClass
 from cotenant.core.spelling import did_you_mean, nearest
 
-__all__ = ["GROUPS", "POLICY_GROUPS", "BadOption", "Plugin", "UnknownPolicy", "discover", "load"]
+__all__ = ["GROUPS", "POLICY_GROUPS", "SHORT_GROUPS", "BadOption", "Plugin", "UnknownPolicy", "discover", "load"]
 
 OURS = "cotenant"
 
@@ -35,7 +35,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cotenant.placement_policies": ("place",),
         "cotenant.predictors": ("observe", "estimate", "dump", "restore"),
         "cotenant.contention_policies": ("judge",),
-        "cotenant.runtimes": (),
+        "cotenant.runtimes": (
+            *("open", "not_enforced", "launch", "stop", "adopt", "narrow", "usage", "output_directory", "forget"),
+            "close",
+        ),
     }
 )
 POLICY_GROUPS: Mapping[str, str] = MappingProxyType(
@@ -46,6 +49,10 @@ POLICY_GROUPS: Mapping[str, str] = MappingProxyType(
         "predictor": "cotenant.predictors",
         "contention": "cotenant.contention_policies",
     }
+)
+
+SHORT_GROUPS: Mapping[str, str] = MappingProxyType(
+    {**POLICY_GROUPS, "runtime": "cotenant.runtimes"}  # all groups: runtimes decide nothing
 )
 
 
@@ -112,6 +119,21 @@ def load(group: str, name: str, options: Mapping[str, str] = MappingProxyType({}
         UnknownPolicy: there is none, or it is broken.
         BadOption: names every invalid option, and the valid ones.
     """
+    plugins = _examined(group, _named_points(group, name))
+    return next((plugin for plugin in plugins if plugin.healthy), plugins[0]).make(options)
+
+
+def check_installed(group: str, name: str) -> None:
+    """Check that there is a policy of that name, without importing it.
+
+    Raises:
+        UnknownPolicy: there is none.
+    """
+    _named_points(group, name)
+
+
+def _named_points(group: str, name: str) -> list[EntryPoint]:
+    """Return the entry points of that name. Raises `UnknownPolicy` if there are none."""
     points = _installed(group)
     named = [point for point in points if point.name == name]
     if not named:
@@ -122,8 +144,7 @@ def load(group: str, name: str, options: Mapping[str, str] = MappingProxyType({}
             f"there is no {_kind(group)} {name!r}{did_you_mean(name, known)} (installed: {', '.join(known) or 'none'})",
             nearest(name, known),
         )
-    plugins = _examined(group, named)
-    return next((plugin for plugin in plugins if plugin.healthy), plugins[0]).make(options)
+    return named
 
 
 def _installed(group: str) -> EntryPoints:

@@ -13,6 +13,17 @@ from tests.end_to_end.meshes import Mesh
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "docs" / "notebooks"
+JUPYTER = ROOT / ".cotenant" / "jupyter"  # nbclient and a kernel; `make test-jupyter` installs them
+IN_JUPYTER = """
+import sys, nbformat
+from nbclient import NotebookClient
+
+book = nbformat.read(sys.argv[1], 4)
+NotebookClient(book, timeout=240, kernel_name="python3", resources={"metadata": {"path": sys.argv[2]}}).execute()
+for cell in book.cells:
+    if cell.cell_type == "code":
+        print(cell.execution_count, [one.output_type for one in cell.outputs])
+"""
 SECONDS_MAX = 300.0
 NOTEBOOKS = {  # one per kind of user; deep: those that mostly simulate
     "submitting": (),
@@ -43,6 +54,22 @@ def test_a_notebook_runs(mesh: Mesh, name: str) -> None:
     done = run(mesh, FOLDER / f"{name}.ipynb", check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert (FOLDER / f"{name}.ipynb").read_bytes() == before
+
+
+@pytest.mark.skipif(not (JUPYTER / "nbclient").exists(), reason="Jupyter is not installed; see `make test-jupyter`")
+@pytest.mark.timeout(SECONDS_MAX)
+@pytest.mark.parametrize("name", ["submitting", "calling"])
+def test_a_notebook_runs_in_jupyter(mesh: Mesh, name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_JUPYTER, str(FOLDER / f"{name}.ipynb"), str(tmp_path)],
+        env={**os.environ, "COTENANT_STATE_DIR": str(mesh.state_dir), "PYTHONPATH": str(JUPYTER)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "error" not in done.stdout
 
 
 def test_a_cell_that_fails_is_named(mesh: Mesh, tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -203,6 +206,45 @@ def test_a_map_returns_results_and_exceptions_in_order(client: cotenant.Client, 
     assert "in fails_at_two" in str(caught.value.__cause__)
     until(lambda: not list(folder.iterdir()), "removal of the folder")
     assert len(client.jobs(all=True, name="fails_at_two")) == 2
+
+
+@pytest.mark.deep
+def test_the_futures_of_a_map_go_on_after_a_restart_of_the_mesh(
+    mesh: Mesh, client: cotenant.Client, folder: Path
+) -> None:
+    def wait_for_the_gate(number: int) -> int:
+        (pathlib.Path.cwd() / f"begun-{number}").touch()
+        while not (pathlib.Path.cwd() / "gate").exists():
+            time.sleep(0.02)
+        return number * 10
+
+    futures = client.map(wait_for_the_gate, range(3), cpus=1, workers=1)
+    until(lambda: (folder / "begun-0").exists(), "the first item")
+    mesh.stop()
+    mesh.start()
+    assert not any(future.done() for future in futures)
+    (folder / "gate").touch()
+    assert [future.result(SECONDS_MAX) for future in futures] == [0, 10, 20]
+
+
+@pytest.mark.deep
+def test_jobs_of_a_killed_client_go_on_if_they_are_kept(mesh: Mesh, client: cotenant.Client, folder: Path) -> None:
+    (folder / "script.py").write_text(
+        "import cotenant, os, pathlib, signal, time\n"
+        "def wait(number):\n"
+        "    pathlib.Path('runs').touch()\n"
+        "    while not pathlib.Path('gate').exists(): time.sleep(0.02)\n"
+        "cotenant.map(wait, range(2), cpus=1, workers=1, name='killed', on_exit='keep')\n"
+        "while not pathlib.Path('runs').exists(): time.sleep(0.05)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "COTENANT_STATE_DIR": str(mesh.state_dir)}
+    killed = subprocess.run([sys.executable, "script.py"], env=environment, check=False, timeout=SECONDS_MAX)
+    assert killed.returncode == -signal.SIGKILL
+    (folder / "gate").touch()
+    assert [job.wait(SECONDS_MAX).phase for job in client.jobs(all=True, name="killed")] == ["succeeded"]
+    [kept] = folder.glob(".cotenant-map-*")
+    assert kept.is_dir(), "the results stay"
 
 
 def test_a_worker_that_dies_fails_its_item_only(client: cotenant.Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,12 +33,18 @@ class Slurm:
         self.environment = {**mesh.cli.environment, "PATH": f"{commands}:{os.environ['PATH']}"}
 
     def __call__(
-        self, *words: str, code: int = 0, stdin: str = "", seconds: float = SECONDS_MAX, **more: str
+        self,
+        *words: str,
+        code: int = 0,
+        stdin: str = "",
+        seconds: float = SECONDS_MAX,
+        cwd: Path | None = None,
+        **more: str,
     ) -> Outcome:
         """Run a command that must exit with this code."""
         done = subprocess.run(
             words,
-            cwd=self.folder,
+            cwd=cwd or self.folder,
             env={**self.environment, **more},
             input=stdin,
             capture_output=True,
@@ -115,6 +122,10 @@ def test_a_script_runs_as_under_slurm(slurm: Slurm) -> None:
         f"{number}|mine|FAILED|3:0|1|64M|00:10:00",
         f"{number}.batch|batch|FAILED|3:0|1||",
     ]
+    whole, batch = slurm("sacct", "-n", "-P", "-j", number, "-o", "MaxRSS,TotalCPU,UserCPU,SystemCPU").out.splitlines()
+    assert whole.startswith("|")
+    assert re.fullmatch(r"[1-9]\d*K(\|\d\d:\d\d\.\d{3}){3}", batch)
+    assert not batch.endswith("|00:00.000|00:00.000|00:00.000")
     shown = slurm("scontrol", "show", "job", number).out
     assert f"StdOut={slurm.folder}/out/mine-{number}.log\n" in shown
     assert "TresPerNode=gres/gpu:2\n" in shown
@@ -182,7 +193,11 @@ def test_waiting_jobs_are_shown_and_changed(slurm: Slurm) -> None:
     )
     [view] = json.loads(slurm("squeue", "--json", "-j", number).out)["jobs"]
     assert (view["job_id"], view["job_state"], view["comment"]) == (int(number), ["PENDING"], "a b")
-    assert "TimeLimit" not in slurm("scontrol", "update", f"jobid={number}", "TimeLimit=5", code=1).out
+    for change, limit in (("TimeLimit=90", "1:30:00"), ("TimeLimit=+30", "2:00:00"), ("TimeLimit=-1:00", "1:59:00")):
+        slurm("scontrol", "update", f"jobid={number}", change)
+        assert slurm("squeue", "-h", "-j", number, "-o", "%l").out == f"{limit}\n"
+    told = slurm("scontrol", "update", f"jobid={number}", "TimeLimit=-3:00:00", code=1)
+    assert "the present limit is 01:59:00" in told.err + told.out
     slurm("scancel", "--name=renamed", "--state=PENDING")
     assert slurm.ended(number) == ["CANCELLED"]
 
@@ -229,6 +244,32 @@ def test_states_are_listed_as_workflow_programs_ask_for_them(slurm: Slurm) -> No
     ]
     assert slurm("sacct", "-j", f"{number}.0", "--format=Reason", "--noheader").out == ""
     assert slurm("sacct", "-n", "-P", "-j", f"{number}.batch", "-o", "JobID").out == f"{number}.batch\n"
+
+
+def test_nextflows_executor_is_answered_as_it_expects(slurm: Slurm) -> None:
+    """What `SlurmExecutor.groovy` of Nextflow (commit 06e3c4a, 2023) writes, calls and reads."""
+    user = pwd.getpwuid(os.getuid()).pw_name
+    task = slurm.folder / "work" / "3f" / "a1b2"
+    task.mkdir(parents=True)
+    header = (
+        f"#!/bin/bash\n#SBATCH -J nf-align_(1)\n#SBATCH -o {task}/.command.log\n#SBATCH --no-requeue \n"
+        "#SBATCH --signal B:USR2@30\n#SBATCH -t 01:00:00\n#SBATCH --mem 64M\n#SBATCH -p default\n"
+    )
+    (task / ".command.run").write_text(f"{header}trap 'exit 3' USR2\necho aligned; echo oops >&2\n")
+    told = slurm("sbatch", ".command.run", cwd=task).out
+    number = re.findall(r"Submitted batch job (\d+)", told)[0]
+    held = slurm.submit("-H", "--wrap", "true")
+
+    def states(*more: str) -> dict[str, str]:
+        lines = slurm("squeue", "--noheader", "-o", "%i %t", "-t", "all", *more, "-u", user).out.splitlines()
+        assert all(len(re.split(r"\s+", line)) == 2 for line in lines), "Nextflow reads two columns"
+        return dict(line.split() for line in lines)
+
+    until(lambda: states("-p", "default").get(number) == "CD", "the end of the task")
+    assert states()[held] == "PD"
+    assert (task / ".command.log").read_text() == "aligned\noops\n"
+    slurm("scancel", held)
+    until(lambda: states().get(held) == "CA", "the cancellation")
 
 
 def test_nodes_are_listed(slurm: Slurm) -> None:

@@ -262,6 +262,15 @@ def profile_order(live: LiveAttempt, plan: placement_pb2.ProfilePlan) -> agent_p
     return message
 
 
+def time_limit_order(live: LiveAttempt) -> agent_pb2.ConnectResponse:
+    """Return the order to hold an attempt to the time limit in its record."""
+    message = agent_pb2.ConnectResponse()
+    order = message.time_limits.add(job_id=live.attempt.job_id, number=live.attempt.number, epoch=live.epoch)
+    if live.record.spec.HasField("time_limit"):
+        order.time_limit.CopyFrom(live.record.spec.time_limit)
+    return message
+
+
 def stop_order(live: LiveAttempt) -> agent_pb2.ConnectResponse:
     """Return the order to stop an attempt, with the reason in its record."""
     message = agent_pb2.ConnectResponse()

@@ -78,6 +78,9 @@ class AttemptTracker:
                 continue
             if one.HasField("estimate") and self._take_estimate(live, one.estimate):
                 changed.append(live)
+            if one.HasField("time_limit"):
+                self._limit_time(live, one.time_limit)
+                changed.append(live)
             if one.HasField("profile") and (why := self._profile(live, one.profile)):
                 refused.append(f"{one.job_id}/{one.number}: {why}")
         self._attempts.save(changed)
@@ -92,6 +95,15 @@ class AttemptTracker:
         if worth:
             self._cluster.changed_nodes.update(live.nodes)
         return worth and bool(live.epoch)  # else its start is being committed, and its next change saves this
+
+    def _limit_time(self, live: LiveAttempt, change: placement_pb2.ChangedTimeLimit) -> None:
+        """Change an attempt's time limit and tell its agents, those that are away when they connect again."""
+        live.record.spec.ClearField("time_limit")
+        if change.HasField("limit"):
+            live.record.spec.time_limit.CopyFrom(change.limit)
+        if live.epoch:  # else it is assigned with the new limit
+            for node_id in live.nodes:
+                self._sessions.send(node_id, agent_sessions.time_limit_order(live))
 
     def _profile(self, live: LiveAttempt, plan: placement_pb2.ProfilePlan) -> str:
         """Order a profile of an attempt; return why it cannot be profiled, or ""."""

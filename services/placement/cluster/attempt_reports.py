@@ -11,6 +11,7 @@ from cotenant.v1 import job_pb2
 
 MESSAGE_LENGTH_MAX = 1_000  # of an agent's error message
 SIGN_LENGTH_MAX = 200
+CPU_SECONDS_MAX = 3e11  # as long as a duration can be
 _BEFORE_LAUNCH = (None, AttemptState.ASSIGNED)
 
 
@@ -54,6 +55,7 @@ def end_of_unknown(live: LiveAttempt, node_id: str) -> AttemptState:
 
 def record_end(live: LiveAttempt, node_id: str, state: AttemptState, report: agent_pb2.AttemptReport) -> None:
     """Record a part's end in the attempt; if several parts fail, the first one is recorded."""
+    _record_usage(live.attempt, report)
     message = report.message[:MESSAGE_LENGTH_MAX]
     explained = live.attempt.HasField("exit") or live.attempt.HasField("launch_failure")
     if state is AttemptState.NOT_LAUNCHED:
@@ -74,6 +76,14 @@ def record_end(live: LiveAttempt, node_id: str, state: AttemptState, report: age
         live.attempt.stop_reason, live.attempt.stop_detail = report.stop_reason, message
     elif state is AttemptState.STOPPED and not live.attempt.stop_reason:
         live.attempt.stop_reason = known_stop_reason(report)  # an earlier leader's order that it could not record
+
+
+def _record_usage(attempt: job_pb2.Attempt, report: agent_pb2.AttemptReport) -> None:
+    """Add a part's CPU time to the attempt's, and raise the peak to the part's; negative amounts count as 0."""
+    for total, used in ((attempt.cpu_time, report.cpu_time), (attempt.system_time, report.system_time)):
+        seconds = specs.seconds(total) + max(0.0, specs.seconds(used))
+        total.FromMicroseconds(int(min(seconds, CPU_SECONDS_MAX) * 1e6))
+    attempt.memory_peak_bytes = max(attempt.memory_peak_bytes, report.memory_peak_bytes)
 
 
 def known_stop_reason(report: agent_pb2.AttemptReport) -> job_pb2.StopReason.ValueType:

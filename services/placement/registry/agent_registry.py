@@ -210,6 +210,8 @@ class AgentRegistry:
             if live.key in reported:
                 if live.state is AttemptState.STOPPING:
                     session.put(agent_sessions.stop_order(live))
+                else:  # it may have missed a change
+                    session.put(agent_sessions.time_limit_order(live))
                 self.resizes.resend(live, node.id, session)
             elif live.state is AttemptState.STOPPING:
                 end = attempt_reports.end_of_unknown(live, node.id)

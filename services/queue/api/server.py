@@ -64,7 +64,7 @@ from cotenant.services.queue.jobs.queue_state import State
 from cotenant.services.queue.jobs.retention import Retention
 from cotenant.services.queue.jobs.store_admission import StoreAdmission
 from cotenant.services.queue.jobs.transitions import Record, new_record
-from cotenant.services.queue.jobs.updates import apply_update, changes_estimate, check_update
+from cotenant.services.queue.jobs.updates import apply_update, changes_estimate, changes_time_limit, check_update
 from cotenant.services.queue.jobs.usage_store import UsageStore
 from cotenant.services.queue.jobs.visibility import View
 from cotenant.services.queue.notifications.notifier import Notifier
@@ -398,6 +398,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             await self.job_store.change(
                 record, lambda stored: apply_update(stored, request), request=key, etag=request.job.etag
             )
+            if changes_time_limit(request):
+                self.attempt_watcher.change_time_limit(record)
             record.spec = specs_module.spec_from_wire(record.job.spec)
             self.state.refresh_row(record, estimate=changes_estimate(request))
             if changes_estimate(request):

@@ -256,6 +256,26 @@ class AttemptWatcher:
         finally:
             self._stop_orders.discard(order)
 
+    def change_time_limit(self, record: Record) -> None:
+        """Tell placement the time limit of a job that holds resources, until it takes it or the attempt has ended."""
+        if record.phase.holds_resources:
+            self._background.start(self._tell_time_limit(record, record.attempt_number))
+
+    async def _tell_time_limit(self, record: Record, number: int) -> None:
+        wait_seconds = RETRY_SECONDS
+        while record.attempt_number == number and record.phase.holds_resources:
+            change = placement_pb2.ChangedTimeLimit()
+            if record.job.spec.HasField("time_limit"):
+                change.limit.CopyFrom(record.job.spec.time_limit)
+            advice = placement_pb2.Advice(job_id=record.id, number=number, time_limit=change)
+            try:
+                await self.placement.AdviseAttempts(placement_pb2.AdviseAttemptsRequest(advice=[advice]))
+                return
+            except grpc.aio.AioRpcError as error:
+                log.info("time_limit_delayed", job=record.id, error=errors.from_error(error).message)
+            await asyncio.sleep(wait_seconds)
+            wait_seconds = min(STOP_RETRY_SECONDS_MAX, wait_seconds * 2)
+
     async def order_stop(self, record: Record, number: int, reason: StopReason, detail: str = "") -> None:
         """Order the stop of a job's attempt; placement ignores an ended one.
 

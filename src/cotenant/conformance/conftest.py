@@ -15,7 +15,7 @@ from cotenant import plugins
 from cotenant.conformance.selection import selection_of
 
 HERE = Path(__file__).parent
-OF_EVERY_GROUP = "every"
+OF_EVERY_GROUP, OF_DECIDING_GROUPS = "every", "deciding"
 
 
 class BrokenLaw(TerminalRepr):
@@ -87,4 +87,6 @@ def _said(error: BaseException) -> str:
 def _is_about(path: Path, plugin: plugins.Plugin) -> bool:
     """Return whether the laws in a file, which is named after their group, are about a policy."""
     group = path.name.split("_")[1]
-    return group == OF_EVERY_GROUP or plugins.POLICY_GROUPS.get(group) == plugin.group
+    if group in (OF_EVERY_GROUP, OF_DECIDING_GROUPS):
+        return group == OF_EVERY_GROUP or plugin.group in plugins.POLICY_GROUPS.values()
+    return plugins.SHORT_GROUPS.get(group) == plugin.group

@@ -28,7 +28,7 @@ class Options:
         )
         group.addoption(
             "--group",
-            choices=[*plugins.POLICY_GROUPS],
+            choices=[*plugins.SHORT_GROUPS],
             default="",
             help="Of this group only, if several have the name.",
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cotenant import plugins
+from cotenant import extras, plugins
 from cotenant.core.spelling import did_you_mean
 
 SELECTED = pytest.StashKey[list[plugins.Plugin]]()
@@ -30,7 +30,8 @@ def selected(names: Sequence[str], group: str) -> list[plugins.Plugin]:
     Raises:
         pytest.UsageError: names every policy that is not installed, cannot be loaded, or exists in several groups.
     """
-    groups = [plugins.POLICY_GROUPS[group]] if group else list(plugins.POLICY_GROUPS.values())
+    every = plugins.SHORT_GROUPS if names or not extras.missing(["agent"]) else plugins.POLICY_GROUPS
+    groups = [plugins.SHORT_GROUPS[group]] if group else list(every.values())
     installed = [plugin for one in groups for plugin in plugins.discover(one)]
     if not names:
         return installed
@@ -47,7 +48,7 @@ def _fault(name: str, found: Sequence[plugins.Plugin]) -> str:
     """Return why the policies of a name cannot be held to laws; "" if they can, or there are none."""
     if broken := [plugin for plugin in found if not plugin.healthy]:
         return f"the policy {name!r} of {broken[0].package or 'an unnamed package'} {broken[0].error}"
-    short = [group for group, full in plugins.POLICY_GROUPS.items() if full in {plugin.group for plugin in found}]
+    short = [group for group, full in plugins.SHORT_GROUPS.items() if full in {plugin.group for plugin in found}]
     if len(short) > 1:
         return f"{name!r} is a policy of the groups {' and '.join(short)}: choose one with --group"
     return ""

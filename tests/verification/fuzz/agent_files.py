@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -82,6 +82,7 @@ def targets() -> Iterator[Target]:
     yield Target("attempt directory name", lambda directory: Prepared(_name, (b"job-1", b"j-0-22", b"a-b-3")))
     yield Target("health.json", file_target("health.json", lambda path: HealthFile(path.parent).read(), (HEALTH,)))
     yield Target("stop.json", _stop_order)
+    yield Target("time_limit.json", _time_limit)
     fence = b'{"term": 7}\n\n{"job": "a", "epoch": 40}\n{"job": "b", "epoch": 41}\n'
     yield Target("fence", file_target("fence", _fence, (fence,)))
     store = (
@@ -278,17 +279,28 @@ def _name(data: bytes) -> None:
 
 
 def _stop_order(directory: Path) -> Prepared:
+    seeds = b'{"grace_seconds": 30.0, "reason": "DRAINED"}'.ljust(96), b'{"grace_seconds": null}'
+    return _by_supervisor("stop_order", "read_stop_order", "stop.json", seeds)(directory)
+
+
+def _time_limit(directory: Path) -> Prepared:
+    seeds = b'{"limit_seconds": 7200.0}', b'{"limit_seconds": null}'
+    return _by_supervisor("time_limit", "read_changed", "time_limit.json", seeds)(directory)
+
+
+def _by_supervisor(module: str, function: str, name: str, seeds: Sequence[bytes]) -> Callable[[Path], Prepared]:
     """A supervisor loads its modules without the enclosing package."""
     sys.path.append(str(SUPERVISOR.parent))
     try:
-        read_stop_order = import_module("stop_order").read_stop_order
+        reader = getattr(import_module(module), function)
     finally:
         sys.path.pop()
 
-    def read(path: Path) -> None:
-        read_stop_order()  # it reads the file from the working directory
+    def prepare(directory: Path) -> Prepared:
+        def read(path: Path) -> None:
+            reader()  # it reads the file from the working directory
 
-    prepared = file_target(
-        "stop.json", read, (b'{"grace_seconds": 30.0, "reason": "DRAINED"}'.ljust(96), b'{"grace_seconds": null}')
-    )(directory)
-    return Prepared(within(directory, prepared.run), prepared.seeds)
+        prepared = file_target(name, read, seeds)(directory)
+        return Prepared(within(directory, prepared.run), prepared.seeds)
+
+    return prepare

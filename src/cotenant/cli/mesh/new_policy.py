@@ -27,11 +27,12 @@ TEMPLATES = "policy_templates"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the package of a group has in its README."""
+    """What the package of a group has in its README, and the extras of Cotenant that its tests need."""
 
     noun: str
     idea: str
     usage: str
+    extras: str = "conformance"
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
@@ -60,6 +61,12 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "contention policy",
             "where tasks wait for CPUs, the CPU job with the most cores gets fewer.",
             "cotenant up --contention {}",
+        ),
+        "runtime": Kind(
+            "runtime",
+            "each program of a job starts under `nice`.",
+            'cotenant up --config settings.toml  # with the line: runtime = "{}"',
+            "agent,conformance",
         ),
     }
 )
@@ -105,10 +112,12 @@ def package(group: str, name: str) -> dict[str, str]:
         "module": module,
         "class_name": "".join(word.capitalize() for word in name.split("-")),
         "group": group,
-        "entry_group": plugins.POLICY_GROUPS[group],
+        "entry_group": plugins.SHORT_GROUPS[group],
         "kind": kind.noun,
         "idea": kind.idea,
         "usage": kind.usage.format(name),
+        "extras": kind.extras,
+        "bench": f"cotenant policies bench {name} --group {group}\n" if group in plugins.POLICY_GROUPS else "",
     }
     sources = {
         "pyproject.toml": "pyproject.toml",
@@ -146,7 +155,7 @@ def _wrong_with(group: str, name: str) -> Iterator[str]:
         yield f"NAME {name!r} is a name of Python itself"
     if module == "tests":
         yield f"NAME {name!r} is the name of the folder of its tests"
-    claimed = [plugin for plugin in plugins.discover(plugins.POLICY_GROUPS.get(group)) if plugin.name == name]
+    claimed = [plugin for plugin in plugins.discover(plugins.SHORT_GROUPS.get(group)) if plugin.name == name]
     if claimed:
         yield f"NAME {name!r} is installed already, by {claimed[0].package or 'a package without a name'}"
     elif any((one.metadata["Name"] or "").lower().replace("_", "-") == name for one in distributions()):

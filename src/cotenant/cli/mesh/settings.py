@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cotenant import plugins
 from cotenant.cli.mesh.security_options import SECTIONS, invalid_sections
 from cotenant.cli.outcome import usage_error
 from cotenant.core.policy import profiles
@@ -31,6 +32,7 @@ UPLOADS_DIRECTORY = "uploads"
 AGENT = (  # settings of agents, named as in `AgentConfig`
     "rack", "shareable_gpus", "split_siblings", "memory_bandwidth_peak", "pids_max", "work_bytes_max",
     "disk_reserve_bytes", "folder_cache_bytes", "scratch_directory", "shared_identity", "share_machine",
+    "runtime",
 )  # fmt: skip
 
 
@@ -57,6 +59,7 @@ class Settings:
     container_mounts: str = "any"  # "none", or directories separated by commas
     shared_identity: bool = False
     share_machine: bool = False
+    runtime: str = "process"  # a plug-in that runs attempts on nodes
     rack: str = ""
     profile: str = profiles.DEFAULT
     queue: str = ""  # of the profile; so are the other policies
@@ -152,7 +155,15 @@ def read_settings(path: Path | None) -> Settings:
 
 
 def agent_settings(settings: Settings) -> dict[str, Any]:
-    """Return the settings that all agents of a mesh take from its configuration file, as arguments of `AgentConfig`."""
+    """Return the settings that all agents of a mesh take from its configuration file, as arguments of `AgentConfig`.
+
+    Raises:
+        CommandError: there is no such runtime, or containers may not mount what is given.
+    """
+    try:
+        plugins.check_installed("cotenant.runtimes", settings.runtime)
+    except plugins.UnknownPolicy as error:
+        raise usage_error(str(error)) from None
     of_agents: dict[str, Any] = {name: getattr(settings, name) for name in AGENT}
     mounts = allowed_mounts(settings.container_mounts)
     return {**of_agents, "container_mounts": mounts, "sample_interval_seconds": settings.sample_seconds}

@@ -99,9 +99,14 @@ class Facts:
         """Its time limit; None if it has none."""
         if not self.spec.HasField("time_limit"):
             return None
-        warned = seconds(self.spec.grace) if self.spec.warning_signal in ("", TERMINATE) else 0.0
-        total = seconds(self.spec.time_limit) - min(warned, KILL_WAIT_SECONDS)
+        total = seconds(self.spec.time_limit) - self.limit_grace_seconds
         return math.ceil(total / times.MINUTE) * times.MINUTE
+
+    @property
+    def limit_grace_seconds(self) -> float:
+        """The part of its limit that Slurm does not count: between the warning at the limit and the kill."""
+        warned = seconds(self.spec.grace) if self.spec.warning_signal in ("", TERMINATE) else 0.0
+        return min(warned, KILL_WAIT_SECONDS)
 
     @property
     def start(self) -> float | None:
@@ -132,6 +137,22 @@ class Facts:
         stopped = seconds(self.attempt.end_time) if self.attempt.HasField("end_time") else None
         until = stopped if stopped is not None else self.end if ended and self.end is not None else self.now
         return max(0.0, until - self.start)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The CPU time of its last attempt, known once that has ended."""
+        return seconds(self.attempt.cpu_time)
+
+    @property
+    def system_seconds(self) -> float:
+        """The part of that which the kernel used."""
+        return min(seconds(self.attempt.system_time), self.cpu_seconds)
+
+    @property
+    def memory_peak(self) -> str:
+        """The peak memory of its last attempt on a node, as `sacct` writes it; "" if it is unknown."""
+        used = self.attempt.memory_peak_bytes
+        return f"{-(-used // 1024)}K" if used else ""
 
     @property
     def exit_code(self) -> str:

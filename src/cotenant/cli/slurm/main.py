@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -15,7 +16,10 @@ VERSION_OPTIONS = ("--version", "-V")
 
 def main(name: str) -> None:
     """Run one of Slurm's commands with the arguments of this process, and exit."""
-    sys.exit(run(name, sys.argv[1:]))
+    gc.disable()  # what a command imports is no garbage
+    code = run(name, sys.argv[1:])
+    gc.freeze()  # the interpreter need not search what ends with the process
+    sys.exit(code)
 
 
 def run(name: str, words: list[str]) -> int:

@@ -36,9 +36,11 @@ def of_mesh(error: CommandError, failed: str) -> SlurmError:
     return SlurmError(f"{failed}{_slurm_reason(error.message, error.details)}", *error.details, *hint)
 
 
+OF_ANOTHER = "a tenant-admin of its tenant may change it"  # how the queue refuses to change a job of somebody else
 _REASONS = (
     ("spec.tenant", "Invalid account or account/partition combination specified"),
     ("PERMISSION", "Access/permission denied"),
+    (OF_ANOTHER, "Access/permission denied"),
     ("spec.array", "Invalid job array specification"),
     ("spec.dependencies", "Job dependency problem"),
     ("spec.time_limit", "Requested time limit is invalid (missing or exceeds some limit)"),

@@ -79,7 +79,7 @@ _FIELDS = (
     Field("JobID", 12, lambda line: f"{line.one.job_id}{line.step}"),
     Field("JobIDRaw", 12, lambda line: f"{line.one.raw_id}{line.step}"),
     Field("JobName", 10, lambda line: line.step.removeprefix(".") or line.one.spec.name),
-    Field("MaxRSS", 10, lambda line: ""),
+    Field("MaxRSS", 10, lambda line: line.one.memory_peak if line.step else ""),
     Field("NCPUS", 10, lambda line: str(line.one.cpus)),
     Field("NNodes", 8, lambda line: str(line.one.node_count)),
     Field("NTasks", 8, lambda line: "1" if line.step else ""),
@@ -97,9 +97,11 @@ _FIELDS = (
     Field("Submit", 19, lambda line: times.write_time(line.one.submitted)),
     Field("SubmitLine", 20, _of_job(lambda one: "")),
     Field("Timelimit", 10, _of_job(lambda one: _limit(one.limit_seconds))),
-    Field("TotalCPU", 10, lambda line: times.write_elapsed(0)),
+    Field("SystemCPU", 10, lambda line: times.write_cpu(line.one.system_seconds)),
+    Field("TotalCPU", 10, lambda line: times.write_cpu(line.one.cpu_seconds)),
     Field("UID", 6, _of_job(lambda one: one.job.submitter)),
     Field("User", 9, _of_job(lambda one: one.job.submitter)),
+    Field("UserCPU", 10, lambda line: times.write_cpu(line.one.cpu_seconds - line.one.system_seconds)),
     Field("WorkDir", 20, _of_job(lambda one: one.work_folder)),
 )
 FIELDS: Mapping[str, Field] = {field.name.lower(): field for field in _FIELDS}

@@ -19,6 +19,7 @@ from cotenant.cli.slurm.nodes import state_of as state_of_node
 from cotenant.cli.slurm.outcome import FAILED, SlurmError, of_mesh
 from cotenant.cli.slurm.sinfo import list_nodes
 from cotenant.cli.slurm.states import LIVE_PHASES
+from cotenant.codec.times import duration
 from cotenant.v1.job_pb2 import JOB_PHASE_QUEUED, JOB_PHASE_RUNNING, Job, JobSpec
 from cotenant.v1.job_service_pb2 import (
     JOB_VIEW_FULL,
@@ -37,14 +38,14 @@ Usage: scontrol [-o] COMMAND
 Commands: show job [ID], show node [NAME], show partition, show hostnames [LIST], show hostlist LIST, hold ID…,
 release ID…, suspend ID…, resume ID…, requeue ID…, update jobid=ID FIELD=VALUE…, ping."""
 FIXED = "Requested operation is presently disabled"
-CHANGEABLE = ("priority", "jobname", "name", "comment", "requeue", "nice")
+CHANGEABLE = ("timelimit", "priority", "jobname", "name", "comment", "requeue", "nice")
 FIXED_FIELDS = {  # what Slurm changes and Cotenant does not, in Slurm's spelling
     name.lower(): name
     for name in (
         *("Account", "ArrayTaskThrottle", "BurstBuffer", "CPUsPerTask", "Deadline", "Dependency", "EligibleTime"),
         *("EndTime", "ExcNodeList", "Features", "Gres", "Licenses", "MinCPUsNode", "MinMemoryCPU", "MinMemoryNode"),
         *("NodeList", "NumCPUs", "NumNodes", "NumTasks", "OverSubscribe", "Partition", "QOS", "ReqNodeList"),
-        *("Reservation", "StartTime", "StdErr", "StdOut", "TimeLimit", "TimeMin", "TresPerNode", "UserID", "WorkDir"),
+        *("Reservation", "StartTime", "StdErr", "StdOut", "TimeMin", "TresPerNode", "UserID", "WorkDir"),
     )
 }
 Change = Callable[[Mesh, Job], Awaitable[Any]]
@@ -252,6 +253,10 @@ def _update(arguments: Sequence[str], oneliner: bool) -> int:
             for job in await find_one(mesh, job_id, "slurm_update error: "):
                 request = UpdateJobRequest(job=Job(id=job.id, spec=spec))
                 request.update_mask.paths.extend(paths)
+                if "timelimit" in given:
+                    request.job.spec.ClearField("time_limit")
+                    if (limit := _new_limit(given["timelimit"], Facts(job, 0.0))) is not None:
+                        request.job.spec.time_limit.CopyFrom(duration(limit))
                 if "spec.labels" in paths:
                     request.job.spec.labels.update({**job.spec.labels, **spec.labels})
                 await mesh.jobs.UpdateJob(request)
@@ -286,10 +291,30 @@ def _changes(given: Mapping[str, str]) -> tuple[JobSpec, list[str]]:
     return spec, paths
 
 
+def _new_limit(text: str, job: Facts) -> float | None:
+    """Return a job's new time limit in seconds, its grace included; None for no limit. A sign changes the present one.
+
+    Raises:
+        SlurmError: the job has no limit, or one that is too short to be changed so.
+    """
+    sign, value = (text[0], text[1:]) if text[:1] in ("+", "-") else ("", text)
+    limit: float | None = times.read_limit(value)
+    if limit is None or not sign:
+        return None if limit is None else limit + job.limit_grace_seconds
+    limit = (job.limit_seconds or 0.0) + (limit if sign == "+" else -limit)
+    if job.limit_seconds is None or limit <= 0:
+        present = times.write_elapsed(job.limit_seconds) if job.limit_seconds else "UNLIMITED"
+        raise SlurmError(f"Invalid TimeLimit value: the present limit is {present}", prefixed=False)
+    return limit + job.limit_grace_seconds
+
+
 def _change(spec: JobSpec, paths: list[str], name: str, value: str) -> None:
     if name in ("priority", "nice"):
         spec.priority = -int(value) if name == "nice" else int(value)
         paths.append("spec.priority")
+    elif name == "timelimit":
+        times.read_limit(value.removeprefix("+").removeprefix("-"))
+        paths.append("spec.time_limit")
     elif name == "comment":
         spec.labels["comment"] = value
         paths.append("spec.labels")

@@ -68,6 +68,19 @@ def write_elapsed(seconds: float) -> str:
     return (f"{days}-" if days else "") + f"{rest // HOUR:02d}:{rest % HOUR // MINUTE:02d}:{rest % MINUTE:02d}"
 
 
+def write_cpu(seconds: float) -> str:
+    """Return CPU time as `sacct` shows it: with milliseconds below an hour.
+
+    >>> write_cpu(65.25), write_cpu(3600.0)
+    ('01:05.250', '01:00:00')
+    """
+    milliseconds = max(0, round(seconds * 1000))
+    if milliseconds >= HOUR * 1000:
+        return write_elapsed(milliseconds // 1000)
+    minutes, rest = divmod(milliseconds, MINUTE * 1000)
+    return f"{minutes:02d}:{rest // 1000:02d}.{rest % 1000:03d}"
+
+
 def write_time(unix_seconds: float | None, absent: str = NONE) -> str:
     """Return a moment in local time."""
     return absent if unix_seconds is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(unix_seconds))

@@ -184,6 +184,7 @@ JOB: tuple[JobField, ...] = (
     JobField("time_limit", T.DURATION, "time_limit_seconds", limit=_TIME_LIMIT, wire="time_limit",
         metavar="DURATION", flag="time", shown="time limit", shown_as="{} per attempt",
         help="Wall-clock limit of one attempt, grace included; the job then fails. Default: none.",
+        update="New wall-clock limit of an attempt, from its start on.",
         other_names=("time", "timelimit", "walltime")),
     JobField("grace", T.DURATION, "grace_seconds", "grace", limit=between(0, GRACE_SECONDS_MAX, " seconds"),
         metavar="DURATION", help="Grace period between warning signal and kill; default 30s."),

@@ -7,13 +7,22 @@ from pathlib import Path
 import pytest
 from tests.unit.cli.conftest import Shell
 
-from cotenant.cli.mesh.new_policy import KINDS
+from cotenant.cli.mesh.new_policy import KINDS, package
 from cotenant.cli.mesh.policy_bench import BASELINES
-from cotenant.plugins import POLICY_GROUPS
+from cotenant.plugins import POLICY_GROUPS, SHORT_GROUPS
 
 
 def test_every_group_has_a_template_and_a_baseline() -> None:
-    assert set(KINDS) == set(BASELINES) == set(POLICY_GROUPS)
+    assert set(KINDS) == set(SHORT_GROUPS)
+    assert set(BASELINES) == set(POLICY_GROUPS)
+
+
+def test_a_runtimes_package_needs_an_agent_and_times_no_decisions() -> None:
+    files = package("runtime", "gentle")
+    assert 'test = ["cotenant[agent,conformance]"]' in files["pyproject.toml"]
+    assert '[project.entry-points."cotenant.runtimes"]\ngentle = "gentle.policy:Gentle"' in files["pyproject.toml"]
+    assert 'runtime = "gentle"' in files["README.md"]
+    assert "bench" not in files["README.md"]
 
 
 def test_a_package_is_written_with_its_entry_point(shell: Shell, tmp_path: Path) -> None:
@@ -36,7 +45,7 @@ def test_a_package_is_written_with_its_entry_point(shell: Shell, tmp_path: Path)
 def test_every_invalid_argument_is_named(shell: Shell, tmp_path: Path) -> None:
     done = shell("policies", "new", "queues", "Small_First", "--dir", str(tmp_path / "missing"))
     assert done.code == 2
-    assert "GROUP must be one of queue, placement, allocator, predictor, contention, not 'queues'" in done.err
+    assert "GROUP must be one of queue, placement, allocator, predictor, contention, runtime, not 'queues'" in done.err
     assert "NAME must be at most 30 lowercase letters" in done.err
     assert "DIR " in done.err
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.paths import ROOT
 
+from cotenant.cli.outcome import CommandError
 from cotenant.cli.slurm import scontrol
 from cotenant.cli.slurm.job_spec import Script, submission_of
-from cotenant.cli.slurm.outcome import SlurmError
+from cotenant.cli.slurm.outcome import OF_ANOTHER, SlurmError, of_mesh
 
 NUMBER = "32988737685313719"
 
@@ -45,9 +47,9 @@ def test_expressed_dependencies_are_accepted() -> None:
 
 def test_fixed_fields_are_named_as_slurm_spells_them() -> None:
     with pytest.raises(SlurmError) as error:
-        scontrol.main(["update", f"jobid={NUMBER}", "timelimit=5", "NUMNODES=2", "Priority=3"])
+        scontrol.main(["update", f"jobid={NUMBER}", "timemin=5", "NUMNODES=2", "Priority=3"])
     assert error.value.lines == (
-        "slurm_update error: Requested operation is presently disabled: TimeLimit, NumNodes of a submitted job cannot "
+        "slurm_update error: Requested operation is presently disabled: TimeMin, NumNodes of a submitted job cannot "
         "be changed",
         "hint: cancel it, and submit it again with other options",
     )
@@ -61,3 +63,11 @@ def test_unknown_fields_are_refused_as_slurm_does() -> None:
         "Update of this parameter is not supported: colour=red",
         "Request aborted",
     )
+
+
+def test_jobs_of_others_are_refused_as_slurm_does() -> None:
+    told = f"job 7kq belongs to ann; {OF_ANOTHER}"
+    assert of_mesh(CommandError(told), "Kill job error on job id 17: ").lines == (
+        f"Kill job error on job id 17: Access/permission denied: {told}",
+    )
+    assert OF_ANOTHER in (ROOT / "services/queue/jobs/visibility.py").read_text(), "the queue says so"

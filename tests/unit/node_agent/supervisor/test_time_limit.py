@@ -16,7 +16,7 @@ from tests.unit.node_agent.placement import Placement
 from cotenant.agent.v1 import agent_service_pb2 as agent_pb2
 from cotenant.codec.specs import duration
 from cotenant.node_agent.supervisor import lease
-from cotenant.node_agent.supervisor.time_limit import TimeLimit
+from cotenant.node_agent.supervisor.time_limit import TimeLimit, read_changed
 from cotenant.v1 import job_pb2
 
 LIMIT_SECONDS, GRACE_SECONDS = 1.5, 0.5
@@ -79,6 +79,44 @@ async def test_a_stop_order_before_the_limit_is_the_reason(
     placement.send(stops=[agent_pb2.StopOrder(job_id="ordered", number=1, epoch=10, reason=preempted)])
     end = await placement.ended("ordered")
     assert (end.state, end.stop_reason) == (STOPPED, preempted)
+
+
+async def test_a_running_job_gets_another_limit_counted_from_its_start(
+    placement: Placement, agent: RunningAgent, tmp_path: Path
+) -> None:
+    placement.assign(limited("shorter", tmp_path, "exit 0", 3600), limited("longer", tmp_path, "exit 0", 5))
+    for name in ("shorter", "longer"):
+        await placement.running(name)
+    orders = {"shorter": duration(GRACE_SECONDS + 0.01), "longer": duration(7200), "unknown": duration(60)}
+    placement.send(
+        time_limits=[
+            agent_pb2.TimeLimitOrder(job_id=job_id, number=1, epoch=10, time_limit=limit)
+            for job_id, limit in orders.items()
+        ]
+    )
+    end = await placement.ended("shorter")
+    assert (end.state, end.stop_reason) == (STOPPED, TIME_LIMIT)
+    assert end.message == "reached its time limit of 0.51 s"
+    changed = tmp_path / "state" / "attempts" / "longer-1" / "time_limit.json"
+    assert json.loads(await until(lambda: changed.read_text() if changed.exists() else "")) == {"limit_seconds": 7200.0}
+    placement.send(time_limits=[agent_pb2.TimeLimitOrder(job_id="longer", number=1, epoch=10)])  # none
+    await until(lambda: json.loads(changed.read_text()) == {"limit_seconds": None})
+    placement.send(time_limits=[agent_pb2.TimeLimitOrder(job_id="longer", number=1, epoch=9, time_limit=duration(1))])
+    placement.send(stops=[agent_pb2.StopOrder(job_id="longer", number=1, epoch=10)])
+    assert (await placement.ended("longer")).stop_reason != TIME_LIMIT
+    assert json.loads(changed.read_text()) == {"limit_seconds": None}, "an order of an older epoch changes nothing"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"limit_seconds": "a"}', '{"limit_seconds": 0}', '{"limit_seconds": 1e999}']
+)
+def test_a_damaged_order_changes_no_limit(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_changed() is None
+    (tmp_path / "time_limit.json").write_text(text)
+    assert read_changed() is None
+    (tmp_path / "time_limit.json").write_text('{"limit_seconds": 90}')
+    assert read_changed() == (90.0,)
 
 
 def test_suspension_counts_and_is_noticed_soon(monkeypatch: pytest.MonkeyPatch) -> None:

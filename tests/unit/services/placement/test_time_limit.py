@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import grpc
 import pytest
+from benchmarks.agents import SimulatedAgent
 from tests.unit.services.mesh import Mesh, running, until
 
+from cotenant.codec import errors, specs
 from cotenant.codec.specs import duration
 from cotenant.v1 import job_pb2, job_service_pb2
 
@@ -60,6 +65,61 @@ async def test_the_other_replicas_are_stopped_for_the_same_reason() -> None:
         mesh.agents["n1"].report((job_id, 1), STOPPED, stop_reason=TIME_LIMIT, message=MESSAGE)
         await until(lambda: bool(mesh.agents["n2"].stops))
         assert mesh.agents["n2"].stops[0].reason == TIME_LIMIT
+
+
+def told(agent: SimulatedAgent) -> float | None:
+    """The last limit that an agent was told, in seconds; None: no limit, 0: it was told nothing."""
+    if not agent.time_limits:
+        return 0
+    last = agent.time_limits[-1]
+    return last.time_limit.seconds if last.HasField("time_limit") else None
+
+
+def all_told(mesh: Mesh, seconds: float | None) -> bool:
+    """Whether the last limit that each agent was told is this one."""
+    return all(told(agent) == seconds for agent in mesh.agents.values())
+
+
+def limit_of(seconds: float | None) -> job_service_pb2.UpdateJobRequest:
+    """A change of a time limit; the job's id is still to be set."""
+    request = job_service_pb2.UpdateJobRequest()
+    if seconds is not None:
+        request.job.spec.time_limit.CopyFrom(duration(seconds))
+    request.update_mask.paths.append("spec.time_limit")
+    return request
+
+
+async def test_the_time_limit_of_a_running_job_changes_on_all_of_its_nodes() -> None:
+    async with running() as mesh:
+        job_id = await gang_on_two(mesh)
+        for seconds in (10_800.0, None):
+            request = limit_of(seconds)
+            request.job.id = job_id
+            changed = (await mesh.jobs.UpdateJob(request)).job
+            assert changed.spec.HasField("time_limit") is (seconds is not None)
+            await until(partial(all_told, mesh, seconds))
+        away = mesh.agents["n1"]
+        await away.stop()
+        away.time_limits.clear()
+        away.start()
+        await until(lambda: told(away) is None)  # an agent that was away hears of it
+
+
+async def test_a_limit_that_a_job_has_reached_is_refused_with_what_it_has_run() -> None:
+    async with running() as mesh:
+        await mesh.agent("n1")
+        job_id = await mesh.submit(time_limit=duration(7200))
+        runs = await mesh.reach(job_id, "RUNNING")
+        request = limit_of(0.001 + specs.seconds(runs.spec.grace))
+        request.job.id = job_id
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await mesh.jobs.UpdateJob(request)
+        (wrong,) = errors.from_error(caught.value).violations
+        assert wrong.field == "spec.time_limit"
+        assert wrong.description.startswith("must be longer: the job has run for ")
+        waiting = await mesh.submit(gpus=4, time_limit=duration(7200))
+        request.job.id = waiting
+        assert (await mesh.jobs.UpdateJob(request)).job.spec.time_limit == request.job.spec.time_limit
 
 
 async def test_a_cancelled_job_stays_cancelled_if_its_limit_comes_first() -> None:

@@ -52,3 +52,18 @@ def test_a_repeated_report_adds_the_evidence_that_a_restored_record_lacks(live: 
         record_end(live, node_id, AttemptState.FAILED, failed(tail))
         tails.append(live.evidence.output_tail)
     assert tails == ["", "the cause"]
+
+
+def test_an_attempts_cpu_time_is_that_of_all_parts_and_its_memory_that_of_the_largest(live: LiveAttempt) -> None:
+    for node_id, cpu_seconds, system_seconds, memory_bytes in (
+        ("n1", 3.5, 1.0, 300),
+        ("n2", 1.5, 0.25, 700),
+        ("n3", -9.0, -1.0, -5),
+    ):
+        report = agent_pb2.AttemptReport(memory_peak_bytes=memory_bytes)
+        report.cpu_time.FromMilliseconds(int(cpu_seconds * 1000))
+        report.system_time.FromMilliseconds(int(system_seconds * 1000))
+        record_end(live, node_id, AttemptState.SUCCEEDED, report)
+    assert live.attempt.cpu_time.ToMilliseconds() == 5000
+    assert live.attempt.system_time.ToMilliseconds() == 1250
+    assert live.attempt.memory_peak_bytes == 700
