@@ -20,7 +20,7 @@ the queue that sees the same jobs at the same moment computes the same order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +35,7 @@ from cotenant.policies.robust_order.order import RobustOrder
 
 SERVICE_MAX = 1e13  # levels end here, at 20,000 years of a GPU
 LEVELS_MAX = 300  # the finest scale reaches that far
+Votes = Callable[[int], Mapping[str, float]]
 
 
 class BordaMlfq:
@@ -141,19 +142,19 @@ class BordaMlfq:
         cadence = self.options.cadence_seconds
         tick = math.floor((now + CROSSING_SECONDS) / cadence) * cadence
         if self.options.variant == "robust":
-            level, changes = self._robust.levels(jobs, now, tick)
+            level, changes, votes = self._robust.levels(jobs, now, tick)
             score = jobs.arrival_seconds.copy()
         elif self.options.variant == "literal":
             predicted = self._predicted(jobs)
-            level, score = self._literal(jobs, attained_at(jobs, now, tick), predicted)
+            level, score, votes = self._literal(jobs, attained_at(jobs, now, tick), predicted)
             changes = tick if jobs.running.any() else math.inf
         else:
-            level, score, changes = self._expected(jobs, now, tick, self._predicted(jobs))
+            level, score, changes, votes = self._expected(jobs, now, tick, self._predicted(jobs))
         if self.options.starvation_seconds:
             first, turns = self._starved(jobs, tick)
             level, changes = np.where(first, -1, level), min(changes, turns)
         ticks = math.ceil((changes - CROSSING_SECONDS - tick) / cadence) if changes < math.inf else math.inf
-        return Order(level.astype(np.int64), score, tick + max(1, ticks) * cadence - now)
+        return Order(level.astype(np.int64), score, tick + max(1, ticks) * cadence - now, votes=votes)
 
     def _predicted(self, jobs: Jobs) -> Flags:
         return (jobs.confidence >= self.options.confidence_min) & np.isfinite(jobs.predicted_seconds)
@@ -173,20 +174,26 @@ class BordaMlfq:
 
     # The paper's order -------------------------------------------------------------------------------------------
 
-    def _literal(self, jobs: Jobs, attained: Floats, predicted: Flags) -> tuple[Ints, Floats]:
+    def _literal(self, jobs: Jobs, attained: Floats, predicted: Flags) -> tuple[Ints, Floats, Votes]:
         speed = self._service_per_second(jobs)
         by_attained = average_ranks(attained * speed)
         rest = np.maximum(0.0, jobs.predicted_seconds[predicted] - attained[predicted]) * speed[predicted]
         score = 2 * by_attained
         score[predicted] = by_attained[predicted] + average_ranks(rest)
         if self.options.thresholds:
-            return np.searchsorted(self.options.thresholds, score, side="right"), score
-        ends = np.array(self.options.quantiles) * 2 * len(jobs)
-        return np.searchsorted(ends, score, side="right"), score
+            ends = np.array(self.options.thresholds)
+        else:
+            ends = np.array(self.options.quantiles) * 2 * len(jobs)
+
+        def votes(row: int) -> Mapping[str, float]:
+            second = "rank by predicted service" if predicted[row] else "the same again, without a prediction"
+            return {"rank by attained service": by_attained[row], second: score[row] - by_attained[row]}
+
+        return np.searchsorted(ends, score, side="right"), score, votes
 
     # Ours --------------------------------------------------------------------------------------------------------
 
-    def _expected(self, jobs: Jobs, now: float, tick: float, predicted: Flags) -> tuple[Ints, Floats, float]:
+    def _expected(self, jobs: Jobs, now: float, tick: float, predicted: Flags) -> tuple[Ints, Floats, float, Votes]:
         speed = self._service_per_second(jobs)
         total = np.where(predicted, jobs.predicted_seconds, 0.0)
         attained = attained_at(jobs, now, tick)
@@ -194,14 +201,18 @@ class BordaMlfq:
         running = np.flatnonzero(jobs.running)
         before = attained.copy()
         before[running] = attained_at(jobs, now, -math.inf, running)
-        score = average_ranks(self._remaining(total, before) * speed) + average_ranks(
-            jobs.arrival_seconds, jobs.by_arrival
-        )
+        by_service = average_ranks(self._remaining(total, before) * speed)
+        by_age = average_ranks(jobs.arrival_seconds, jobs.by_arrival)
+        score = by_service + by_age
         stands = level.copy()
         stands[running] = np.maximum(0, level[running] - self.options.hold_levels)
         begun = np.maximum(jobs.running_since[running], tick) - attained[running]
         leaves = self._level_change_at(total[running], attained[running], level[running], speed[running])
-        return stands, score, soonest(begun + leaves)
+
+        def votes(row: int) -> Mapping[str, float]:
+            return {"rank by expected service": by_service[row], "rank by time in the system": by_age[row]}
+
+        return stands, score, soonest(begun + leaves), votes
 
     def _remaining(self, total: Floats, attained: Floats) -> Floats:
         """Return the remaining time: by the prediction, its usual error, or the overrun, whichever is largest.

@@ -18,7 +18,7 @@ were at the last tick. So another leader, or a simulation, orders the same jobs 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -102,8 +102,8 @@ class RobustOrder:
 
     # The order ---------------------------------------------------------------------------------------------------
 
-    def levels(self, jobs: Jobs, now: float, tick: float) -> tuple[Ints, float]:
-        """Return the jobs' levels as of the last tick, and the moment from which they may differ."""
+    def levels(self, jobs: Jobs, now: float, tick: float) -> tuple[Ints, float, Callable[[int], Mapping[str, float]]]:
+        """Return the jobs' levels as of the last tick, the moment from which they may differ, and each row's votes."""
         attained = jobs.attained_seconds + CROSSING_SECONDS
         running = np.flatnonzero(jobs.running)
         attained[running] = attained_at(jobs, now, tick, running) + CROSSING_SECONDS
@@ -117,10 +117,19 @@ class RobustOrder:
         cells += ages
         self._censor_unknown(cells)
         level = self._levels_unknown.take(cells)
-        if self.trust > 0:
-            rows = np.flatnonzero((jobs.confidence >= self._confidence_min) & (jobs.predicted_seconds > 0))
-            self._set_levels(level, jobs.predicted_seconds, sizes, ages, cells, rows)
-        return level, soonest(np.maximum(jobs.running_since[running], tick) + older)
+        ranks, trust = self._ranks_unknown, self.trust
+        confidence, predicted = jobs.confidence, jobs.predicted_seconds
+
+        def votes(row: int) -> Mapping[str, float]:
+            by_age = {"expected GPU-seconds by age": 2.0 ** (int(ranks[cells[row]]) / PER_OCTAVE)}
+            if confidence[row] < self._confidence_min or not predicted[row] > 0:
+                return by_age
+            return {**by_age, "weight of its prediction": trust}
+
+        if trust > 0:
+            rows = np.flatnonzero((confidence >= self._confidence_min) & (predicted > 0))
+            self._set_levels(level, predicted, sizes, ages, cells, rows)
+        return level, soonest(np.maximum(jobs.running_since[running], tick) + older), votes
 
     def _set_levels(self, level: Ints, predicted: Floats, sizes: Ints, ages: Ints, cells: Ints, rows: Ints) -> None:
         """Set the levels of some rows, which have a prediction; part by part, as that stays within a core's cache."""

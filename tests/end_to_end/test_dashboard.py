@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from tests.end_to_end.dashboard_client import SECONDS_MAX, Http, link_of
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 from tests.support.paths import ROOT
@@ -38,7 +39,6 @@ AXE = ROOT / "tests" / "support" / "axe" / "axe.min.js.gz"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCREENSHOTS = "COTENANT_SCREENSHOTS"  # a directory, where the pictures of the pages are kept
 MARKUP = "<img src=x onerror=alert(1)>"
-SECONDS_MAX = 60.0
 TRAIN = """
 import sys, time
 from cotenant import progress
@@ -51,55 +51,6 @@ for step in range(1, 100000):
 """
 
 pytestmark = pytest.mark.group("dashboard")
-
-
-class Http:
-    """A browser without scripts: it keeps cookies and follows redirects."""
-
-    def __init__(self, base: str, tls: ssl.SSLContext | None = None) -> None:
-        self.base = base
-        self.jar = CookieJar()
-        handlers = (urllib.request.HTTPCookieProcessor(self.jar), urllib.request.HTTPSHandler(context=tls))
-        self._opener = urllib.request.build_opener(*handlers)
-
-    def __call__(self, path: str, fields: dict[str, str] | None = None, **headers: str) -> tuple[int, str, str]:
-        """Return the status, the final URL and the text of an answer."""
-        data = None if fields is None else urlencode(fields).encode()
-        sent = {"Origin": self.base, **headers} if data is not None else headers
-        request = urllib.request.Request(self.base + path, data, sent)
-        try:
-            with self._opener.open(request, timeout=SECONDS_MAX) as answer:
-                return answer.status, answer.url, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.url or "", error.read().decode()
-
-    def log_in(self, token: str) -> Http:
-        """Log in with an API token."""
-        status, url, text = self("/login", {"csrf": self.csrf("/login"), "token": token})
-        assert (status, url) == (200, f"{self.base}/"), text
-        return self
-
-    def csrf(self, path: str) -> str:
-        """Return the token of a page's forms."""
-        found = re.search(r'name="csrf" (?:content|value)="([^"]+)"', self(path)[2])
-        assert found
-        return found[1]
-
-    def events(self, path: str) -> Generator[tuple[str, Any]]:
-        """Yield the events of a stream."""
-        with self._opener.open(self.base + path, timeout=SECONDS_MAX) as stream:
-            name = ""
-            for line in stream:
-                field, _, value = line.decode().rstrip("\n").partition(": ")
-                if field == "event":
-                    name = value
-                elif field == "data":
-                    yield name, json.loads(value)
-
-
-def link_of(mesh: Mesh) -> str:
-    found = until(lambda: re.findall(r"dashboard: (\S+)\n", mesh.log.read_text()), "the link")
-    return str(found[0])
 
 
 @pytest.fixture(scope="module")
@@ -434,14 +385,50 @@ def test_the_cluster_shows_who_holds_what(window: Window, jobs: dict[str, str]) 
     page = window.open("/cluster")
     page.wait_for_selector(f".legend a[href='/jobs/{jobs['trains']}']")
     page.wait_for_function("() => document.querySelector('.node canvas').height > 20")
-    page.click(".node summary")
-    page.wait_for_selector(f".node a[href='/jobs/{jobs['trains']}']")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"#node[open] a[href='/jobs/{jobs['trains']}']")
+    page.click("#node-close")
+    page.click("[data-mode=use]")
+    page.wait_for_selector(".node >> text=/CPU \\d+ %/")
     window.check("cluster")
+
+
+def test_time_is_dragged_back_to_what_was_held_and_on_to_what_will_have_ended(
+    window: Window, mesh: Mesh, http: Http, jobs: dict[str, str]
+) -> None:
+    mesh.client.wait_for(jobs["trains"], Phase.RUNNING)
+    attempt = mesh.client.job(jobs["trains"]).attempt
+    answer = json.loads(http(f"/api/cluster?at={int(time.time())}")[2])["nodes"]
+    [node] = attempt.allocations
+    [cores] = [one["cores"] for one in answer[node.node_id] if one["id"] == jobs["trains"]]
+    assert cores == [core for task in node.tasks for core in task.core_ids]
+    for wrong in ("", "-1", "1e9", "0", str(int(time.time()) - 90_000)):
+        assert http(f"/api/cluster?at={wrong}")[0] == 400
+    page = window.open("/cluster")
+    page.wait_for_selector(f".legend a[href='/jobs/{jobs['trains']}']")
+
+    def drag(minutes: int) -> None:
+        page.evaluate(
+            """(minutes) => { const when = document.getElementById("when");
+            when.value = minutes; when.dispatchEvent(new Event("input")); }""",
+            minutes,
+        )
+
+    drag(-1439)
+    page.wait_for_selector("#when-words >> text=/^0 jobs held resources then/")
+    page.wait_for_selector(".node >> text=no job then")
+    drag(30)
+    page.wait_for_selector("#when-words >> text=will probably have ended")
+    page.click("#when-now")
+    page.wait_for_selector(".node >> text=/of \\d+ cores? · \\d jobs?/")
+    assert window.complaints == []
 
 
 def test_the_mesh_page_names_services_and_problems(window: Window) -> None:
     page = window.open("/mesh")
     page.wait_for_selector("#services td")
+    page.wait_for_selector("#summary >> text=all run release")
     assert "queue" in page.inner_text("#services")
     window.check("mesh")
 
@@ -474,6 +461,12 @@ def test_the_queue_shows_the_order_what_decides_it_and_who_holds_up_whom(
     page.keyboard.press("j")
     page.wait_for_function("() => document.activeElement.matches('.row a')")
     window.check("queue")
+    page.click(f".scroller .row:has(a[href='/jobs/{second}']) .place")
+    page.wait_for_selector("#why[open] >> text=Why vit has place 2 of 2")
+    why = page.inner_text("#why-facts")
+    assert all(one in why for one in ("Priority", "Level by fifo", "Score; lower runs first", "Ahead of it", "% fair"))
+    assert page.locator(f"#why-facts a[href='/jobs/{jobs['waits']}']").count()
+    page.click("#why-close")
     mesh.cli("cancel", second)
     page.wait_for_function("() => document.querySelectorAll('.scroller .row').length === 1")
 
@@ -507,6 +500,35 @@ def _served(window: Window, path: str, rows: dict[str, Row]) -> Any:
     window.page.route(f"**/events{path}", lambda route: route.fulfill(content_type="text/event-stream", body=body))
     window.page.goto(window.base + path)
     return window.page
+
+
+@pytest.mark.deep
+def test_theta_is_marked_on_the_curve_of_rates(window: Window, http: Http, jobs: dict[str, str]) -> None:
+    path = f"/jobs/{jobs['trains']}"
+    view = next(batch["rows"][0] for name, batch in http.events(f"/events{path}") if name == "job" and batch["rows"])
+    view["curve"] = [{"cores": cores, "rate": min(cores, 6) * 1.5, "confidence": 0.9} for cores in (1, 2, 4, 6, 8)]
+    view["estimate"] = {**(view["estimate"] or {}), "cores_useful": 6, "predictable": False}
+    table = Changes()
+    table.put("job", to_json(view))
+    body = "retry: 1000000\n\n" + "".join(batch_events("job", table.after(""), "j"))
+    window.page.route("**/events/jobs/*", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page = window.page
+    page.goto(window.base + path)
+    page.wait_for_selector("#curve canvas")
+    assert page.inner_text("#curve-words") == "θ = 6 cores per replica (the dashed line): more do not help."
+    amber = """() => {
+      const canvas = document.querySelector("#curve canvas"), all = canvas.getContext("2d");
+      const { data, width } = all.getImageData(0, 0, canvas.width, canvas.height), columns = new Set();
+      for (let at = 0; at < data.length; at += 4)
+        if (Math.abs(data[at] - 143) < 9 && Math.abs(data[at + 1] - 82) < 9 && data[at + 2] < 9 && data[at + 3] > 200)
+          columns.add((at / 4) % width / width);
+      return [...columns];
+    }"""
+    columns = page.evaluate(amber)
+    assert columns, "the line of θ is drawn"
+    assert 0.6 < min(columns) < 0.8, "at 6 of 8 cores"
+    page.unroute("**/events/jobs/*")
+    window.check("curve")
 
 
 @pytest.mark.deep
@@ -561,6 +583,8 @@ def test_predictions_are_judged_by_what_jobs_did(window: Window, http: Http) -> 
     page.wait_for_selector(".predictions .scroller .row")
     assert page.inner_text("#verdict").startswith("Half of the 200 predictions were off by at most ")
     assert page.locator("#calibration tr").count() == 5
+    said = page.inner_text("#coverage")
+    assert re.match(r"The promised band .* held for \d+ of 150 jobs that had one \(\d+\u00a0%\)", said), said
     window.check("predictions")
 
 
@@ -627,6 +651,9 @@ def _judged(number: int) -> Job:
     job.run_time.FromNanoseconds(
         int(1e9 * promised * 8 ** ((1 - job.prediction_confidence) * (number * 7 % 11 - 5) / 5))
     )
+    if number % 4:
+        job.predicted_run_time_p10.FromNanoseconds(int(0.5e9 * promised))
+        job.predicted_run_time_p90.FromNanoseconds(int(2e9 * promised))
     job.end_time.FromSeconds(int(time.time()) - 60 * number)
     return job
 

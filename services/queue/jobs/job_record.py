@@ -37,11 +37,12 @@ class EquivalenceKey:
 
 
 class Prediction(NamedTuple):
-    """A predicted total run time, with the confidence in it, and the predictor that made it."""
+    """A predicted total run time, with the confidence in it, the predictor that made it, and its band if there is one."""
 
     seconds: float
     confidence: float
     source: str
+    band_seconds: tuple[float, float] | None = None  # the 10th and the 90th percentile
 
 
 class _CompactRecord(NamedTuple):
@@ -348,8 +349,11 @@ class Record:
         """Its predicted total run time; None if it is unpredictable."""
         if self.estimate is None or not self.estimate.predictable:
             return None
-        seconds = self.ran_before_estimate_seconds + specs.seconds(self.estimate.remaining)
-        return Prediction(seconds, self.estimate.confidence, self.estimate.source.partition(":")[0])
+        ran, estimate, band = self.ran_before_estimate_seconds, self.estimate, None
+        if estimate.HasField("remaining_p10") and estimate.HasField("remaining_p90"):
+            band = ran + specs.seconds(estimate.remaining_p10), ran + specs.seconds(estimate.remaining_p90)
+        seconds = ran + specs.seconds(estimate.remaining)
+        return Prediction(seconds, estimate.confidence, estimate.source.partition(":")[0], band)
 
     def set_estimate(self, estimate: predictor_service_pb2.Estimate, now: float = 0.0) -> None:
         """Set the estimate, and the run time from which on its remaining time counts.

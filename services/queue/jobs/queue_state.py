@@ -243,6 +243,12 @@ class State:
         row = self.last_order[0].index(job_id)
         return int(self.last_order[1].level[row]), float(self.last_order[1].score[row])
 
+    def votes(self, job_id: str) -> Mapping[str, float]:
+        """Return what the last cycle's policy made the level and the score of a job of; empty if it names nothing."""
+        if self.last_order is None or self.last_order[1].votes is None or job_id not in self.last_order[0]:
+            return {}
+        return self.last_order[1].votes(self.last_order[0].index(job_id))
+
     def remove(self, job_id: str) -> None:
         """Remove a deleted job."""
         record = self.records.pop(job_id)

@@ -223,6 +223,10 @@ def apply_end(
     if prediction and ended:
         stored.job.predicted_run_time.CopyFrom(specs.duration(prediction.seconds))
         stored.job.prediction_confidence, stored.job.prediction_source = prediction.confidence, prediction.source
+        if prediction.band_seconds:
+            low, high = map(specs.duration, prediction.band_seconds)
+            stored.job.predicted_run_time_p10.CopyFrom(low)
+            stored.job.predicted_run_time_p90.CopyFrom(high)
     return True
 
 

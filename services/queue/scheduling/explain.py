@@ -54,6 +54,7 @@ def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
         score=score,
         sizing=sizing,
         estimate=estimate_now(state, record, now),
+        votes=[pb.OrderVote(name=name, value=value) for name, value in state.votes(record.id).items()],
     )
 
 

@@ -72,6 +72,13 @@ def predictor_of(job: Job) -> str:
     return job.prediction_source or "unknown"
 
 
+def band_of(job: Job) -> tuple[float, float] | None:
+    """Return the 10th and the 90th percentile of an ended job's predicted run time, in seconds; None if not kept."""
+    if not job.HasField("predicted_run_time_p10") or not job.HasField("predicted_run_time_p90"):
+        return None
+    return seconds(job.predicted_run_time_p10), seconds(job.predicted_run_time_p90)
+
+
 def pair_of(job: Job) -> tuple[float, float]:
     """Return the predicted and the real run time of an ended job, in seconds."""
     return seconds(job.predicted_run_time), seconds(job.run_time)

@@ -33,6 +33,7 @@ class Settings:
     https: bool = False  # with the same certificate
     names: Sequence[str] = ()
     parent: bool = False  # ends when its standard input does
+    trace_url: str = ""  # of a job's trace, with {trace_id}
 
     def access_of(self, token: str) -> Access:
         """Return where the mesh is, with the credentials of a session."""
@@ -61,6 +62,7 @@ async def _serve(settings: Settings) -> None:
         https=settings.https,
         names=settings.names,
         token_hint=_token_hint(Path(settings.state_dir)),
+        trace_url=settings.trace_url,
     )
     files = (settings.cert, settings.key) if settings.https else None
     await serve(application(site), listening, tls=files, with_parent=settings.parent)

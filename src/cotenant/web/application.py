@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from cotenant.web.changes import Changes
 from cotenant.web.guards import Guards
 from cotenant.web.lab import EventStream, Lab, read_choices
 from cotenant.web.log_tail import LogTail
+from cotenant.web.occupancy import DAY_SECONDS
 from cotenant.web.principal import Principal, Principals
 from cotenant.web.rows import Row, inert_values, to_json
 from cotenant.web.sessions import LIFE_SECONDS, Session, Sessions, new_token, same
@@ -68,6 +70,7 @@ class Site:
     https: bool = False
     names: Sequence[str] = ()  # of this machine, beside its addresses
     token_hint: str = ""  # where the reader finds an API token
+    trace_url: str = ""  # of a job's trace, with {trace_id}; "": there are no such links
     clock: Callable[[], float] = time.time
 
 
@@ -196,8 +199,16 @@ class Dashboard:
         may_change = await visit.principal.may_change(job["id"], job["priority"])
         safe = inert_values(view)
         notice = WORDS.get(request.query_params.get("done", ""), "")
+        trace = trace_link(self.site.trace_url, view["trace_parent"])
         return self.page(
-            "job", request, session=visit.session, view=safe, job=safe["job"], may_change=may_change, notice=notice
+            "job",
+            request,
+            session=visit.session,
+            view=safe,
+            job=safe["job"],
+            may_change=may_change,
+            notice=notice,
+            trace=trace,
         )
 
     async def shell(self, request: Request, visit: Visit) -> Response:
@@ -325,6 +336,14 @@ class Dashboard:
         """The places of some waiting jobs in the order, and what decides them."""
         return await _of_ids(request, visit.principal.place)
 
+    async def held_at(self, request: Request, visit: Visit) -> Response:
+        """What jobs held on each node at a moment of the last day."""
+        asked, now = request.query_params.get("at", ""), self.site.clock()
+        at = float(asked) if asked.isascii() and asked.isdigit() and len(asked) <= 12 else -1.0
+        if not now - DAY_SECONDS - 60 <= at <= now + 60:
+            return JSONResponse({"error": "choose a moment of the last day"}, 400)
+        return _json({"at": at, "nodes": visit.principal.occupancy.at(at)})
+
     async def usage(self, request: Request, visit: Visit) -> Response:
         """What was used in the last weeks, of one tenant or of all that the principal may see."""
         ask, tenant = visit.principal.call, request.query_params.get("tenant", "")
@@ -390,6 +409,18 @@ class Dashboard:
         elif made := await visit.principal.call(lambda mesh: ACTIONS[name](mesh, job_id)):
             job_id = made
         return RedirectResponse(f"/jobs/{quote(job_id, safe='')}?done={name}", 303)
+
+
+def trace_link(url: str, trace_parent: str) -> str:
+    """Return the address of a job's trace; "" without one.
+
+    >>> trace_link("https://jaeger/trace/{trace_id}", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    'https://jaeger/trace/0af7651916cd43dd8448eb211c80319c'
+    >>> trace_link("https://jaeger/trace/{trace_id}", "00-../../x-1-01"), trace_link("", "")
+    ('', '')
+    """
+    found = re.fullmatch("[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", trace_parent)
+    return url.replace("{trace_id}", found[1]) if url and found else ""
 
 
 async def _of_ids(request: Request, find: Callable[[str], Awaitable[Row]]) -> Response:
@@ -468,6 +499,7 @@ def application(site: Site) -> ASGIApp:
         Route("/jobs/{job_id}/{action}", guarded(board.act), methods=["POST"]),
         Route("/api/forecasts", guarded(board.forecasts)),
         Route("/api/places", guarded(board.places)),
+        Route("/api/cluster", guarded(board.held_at)),
         Route("/api/usage", guarded(board.usage)),
         Route("/api/lab", guarded(board.simulate), methods=["POST"]),
         Route("/api/jobs/{job_id}/whatif", guarded(board.what_if), methods=["POST"]),
@@ -479,7 +511,7 @@ def application(site: Site) -> ASGIApp:
         Route("/events/predictions", guarded(board.board("predictions"))),
         Route("/events/incidents", guarded(board.board("incidents", lambda one: {"jobs": one.jobs}))),
         Route("/events/lab", guarded(board.board("lab"))),
-        Route("/events/cluster", guarded(board.tables(lambda one: {"nodes": one.nodes}))),
+        Route("/events/cluster", guarded(board.board("cluster", lambda one: {"nodes": one.nodes}))),
         Route("/events/mesh", guarded(board.tables(lambda _: {}))),
         Route("/events/jobs/{job_id}", guarded(board.job_events)),
         Route("/events/jobs/{job_id}/logs", guarded(board.logs)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from cotenant.cli.connection import Mesh
-from cotenant.cli.prediction_record import judged_jobs, pair_of, predictor_of, record_view, records_of
+from cotenant.cli.prediction_record import band_of, judged_jobs, pair_of, predictor_of, record_view, records_of
 from cotenant.codec.specs import seconds
 from cotenant.core.prediction.track_record import calibration, track_record, usual_ratios
 from cotenant.v1.job_pb2 import Job
@@ -41,6 +41,7 @@ KIND = BoardKind(read, SECONDS)
 def job_row(job: Job) -> Row:
     """Return what was promised to a job, and how long it ran."""
     promised, ran = pair_of(job)
+    band = band_of(job)
     return {
         "job": job.id,
         "name": job.spec.name,
@@ -48,6 +49,8 @@ def job_row(job: Job) -> Row:
         "predictor": predictor_of(job),
         "promised": promised,
         "ran": ran,
+        "band": band,
+        "held": band and band[0] <= ran <= band[1],
         "confidence": job.prediction_confidence,
         "ended": seconds(job.end_time),
     }
@@ -58,7 +61,10 @@ def summary(jobs: Sequence[Job]) -> Row:
     judged = [(*pair_of(job), job.prediction_confidence) for job in jobs]
     pairs = [(promised, ran) for promised, ran, _ in judged]
     overall = track_record(pairs)
+    banded = [(band, pair_of(job)[1]) for job in jobs if (band := band_of(job))]
     return {
+        "banded": len(banded),
+        "covered": sum(low <= ran <= high for (low, high), ran in banded),
         "overall": asdict(overall) if overall else None,
         "records": [record_view(key, record) for key, record in records_of(jobs).items()],
         "calibration": [asdict(one) for one in calibration(judged)],

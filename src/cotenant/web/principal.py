@@ -12,7 +12,7 @@ import hashlib
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -36,10 +36,11 @@ from cotenant.v1.job_service_pb2 import (
     WatchJobsRequest,
 )
 from cotenant.v1.node_service_pb2 import Node
-from cotenant.web import incident_board, lab_board, prediction_board, queue_board, tenant_board
+from cotenant.web import cluster_board, incident_board, lab_board, prediction_board, queue_board, tenant_board
 from cotenant.web.boards import Board, BoardKind
 from cotenant.web.changes import Changes
 from cotenant.web.node_fit import node_fits, scheduler_words
+from cotenant.web.occupancy import Occupancy
 from cotenant.web.rows import Row, Sample, capacity, held, job_row, node_row, ranks, sample, to_json
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ RETRY_SECONDS = 2.0
 SAMPLES_MAX = 600  # per job
 FORECASTS_AT_ONCE = 4
 BOARDS: Mapping[str, BoardKind] = {  # by page
-    "queue": queue_board.KIND, "tenants": tenant_board.KIND,
+    "cluster": cluster_board.KIND, "queue": queue_board.KIND, "tenants": tenant_board.KIND,
     "incidents": incident_board.KIND, "predictions": prediction_board.KIND,
     "lab": lab_board.KIND,
 }  # fmt: skip
@@ -75,6 +76,7 @@ class Principal:
         self._dirty: set[str] = set()  # nodes whose row is to be written again
         self._jobs: dict[str, Job] = {}
         self._held: dict[str, dict[str, Row]] = {}  # by node and job
+        self.occupancy = Occupancy()
         self._samples: dict[str, deque[Sample]] = {}
         self._stories: dict[str, Story] = {}
         self._explained: dict[str, tuple[float, ExplainJobResponse]] = {}
@@ -148,6 +150,7 @@ class Principal:
         for node, part in now.items():
             self._held.setdefault(node, {})[job.id] = part
             self._dirty.add(node)
+        self.occupancy.put(job)
         self.jobs.put(job.id, to_json(job_row(job)))
         if reported := sample(job, time.time()):
             self._record(job.id, reported)
@@ -168,6 +171,7 @@ class Principal:
             self._held.get(node, {}).pop(job_id, None)
             self._dirty.add(node)
         self._samples.pop(job_id, None)
+        self.occupancy.remove(job_id)
         self.jobs.remove(job_id)
 
     def samples(self, job_id: str) -> list[Sample]:
@@ -242,6 +246,7 @@ class Principal:
             if one.rate_per_second and one.allocation.cores and one.allocation.gpu_type in requested_types
         ]
         view["ranks"] = ranks(answer.job)
+        view["trace_parent"] = answer.job.trace_parent
         view["read_at"] = time.time()
         return view
 
@@ -406,6 +411,13 @@ def _shown(node: Node) -> tuple[object, ...]:
     return node.inventory, node.state, node.state_reason, node.used_gpu_milli, node.used_cores
 
 
+def certificates(processes: Sequence[Row], nodes: Sequence[Row]) -> list[Row]:
+    """Return until when the certificates of processes and agents are valid; none in a mesh without TLS."""
+    named = [(f"{one['service']} {one['address']}", one) for one in processes] + [(one["id"], one) for one in nodes]
+    known = {where: one["certificate"] for where, one in named if one.get("certificate")}
+    return [{"where": where, "expire_time": one["expire_time"]} for where, one in known.items()]
+
+
 async def _nodes(mesh: Mesh) -> list[Node]:
     return [node async for node in all_nodes(mesh)]
 
@@ -416,6 +428,7 @@ async def _mesh_state(mesh: Mesh) -> Row:
         "trouble": "",
         "problems": [asdict(one) for one in status.problems],
         "processes": status.processes,
+        "certificates": certificates(status.processes, status.nodes or []),
         "store": status.members,
         "capacity": status.capacity,
         "jobs": status.jobs,

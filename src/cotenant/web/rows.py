@@ -84,13 +84,15 @@ def is_live(job: Job) -> bool:
 
 def held(job: Job) -> Mapping[str, Row]:
     """Return what a job holds on each of its nodes."""
-    return {one.node_id: _held(job, one) for one in job.attempt.allocations} if is_live(job) else {}
+    parts = job.attempt.allocations if is_live(job) else ()
+    return {one.node_id: held_part(job.id, job.spec.name, one) for one in parts}
 
 
-def _held(job: Job, allocation: NodeAllocation) -> Row:
+def held_part(job_id: str, name: str, allocation: NodeAllocation) -> Row:
+    """Return what a job holds on one node: core ids, and GPUs with the part of each in thousandths."""
     return {
-        "id": job.id,
-        "name": job.spec.name,
+        "id": job_id,
+        "name": name,
         "cores": [core for task in allocation.tasks for core in task.core_ids],
         "gpus": [[share.uuid, share.milli] for task in allocation.tasks for share in task.gpus],
     }

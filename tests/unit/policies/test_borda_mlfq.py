@@ -20,6 +20,7 @@ from cotenant.policies.borda_mlfq import BordaMlfq
 NOW = 10_000.0
 Options = BordaMlfq.Options
 FOURFOLD = BordaMlfq(Options(variant="expected", level_factor=4))
+VARIANTS = ("robust", "expected", "literal")
 LITERAL = BordaMlfq(Options(variant="literal"))
 
 
@@ -265,3 +266,27 @@ def test_an_order_ends_when_a_job_begins_or_ceases_to_starve() -> None:
     table.start("a", now=7260)
     table.update("a", predicted_seconds=1e9, confidence=1.0)
     assert policy.order(table.jobs(7300), 7300).valid_seconds == 14_460 - 7300
+
+
+@given(partly_predicted())
+@settings(max_examples=examples(20))
+def test_the_votes_make_the_score(table: JobTable) -> None:
+    jobs = table.jobs(NOW)
+    for variant in VARIANTS[1:]:
+        order = BordaMlfq(Options(variant=variant)).order(jobs, NOW)
+        assert order.votes is not None
+        for row in range(len(jobs)):
+            assert sum(order.votes(row).values()) == pytest.approx(order.score[row])
+
+
+def test_the_robust_order_names_what_is_expected_of_a_job_and_how_far_predictions_count() -> None:
+    table = JobTable()
+    table.add(JobRow("young", arrival_seconds=0, sequence=0, gpu_milli=1000))
+    table.add(JobRow("old", arrival_seconds=0, sequence=1, gpu_milli=1000))
+    table.attain("old", run_seconds=100_000)
+    table.update("old", predicted_seconds=200_000, confidence=0.9)
+    order = BordaMlfq().order(table.jobs(NOW), NOW)
+    assert order.votes is not None
+    young, old = order.votes(0), order.votes(1)
+    assert old["expected GPU-seconds by age"] > 2 * young["expected GPU-seconds by age"] > 0
+    assert (old["weight of its prediction"], len(young)) == (0.0, 1), "no prediction has proved right yet"

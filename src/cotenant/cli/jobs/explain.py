@@ -74,6 +74,7 @@ def explanation_view(answer: ExplainJobResponse, now: float) -> views.View:
         "queue_policy": answer.queue_policy,
         "level": answer.level,
         "score": answer.score,
+        "votes": {one.name: one.value for one in answer.votes},
         "sizing": answer.sizing,
         "estimate": estimate_view(answer.estimate) if answer.HasField("estimate") else None,
         "wait": views.wait_of(answer.job),
@@ -102,6 +103,8 @@ def _card(answer: ExplainJobResponse) -> Iterator[tuple[str, str]]:
     if answer.position:
         score = f", level {answer.level}, score {answer.score:.10g} by {answer.queue_policy}"
         yield "position", f"{answer.position} of {answer.waiting} waiting jobs{score if answer.queue_policy else ''}"
+    for vote in answer.votes:
+        yield "ordered by", f"{vote.name}: {vote.value:.6g}"
     if answer.objectives:
         from cotenant.cli.objective_views import objective_lines, objective_view  # few jobs have objectives
 

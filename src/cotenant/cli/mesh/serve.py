@@ -36,6 +36,8 @@ from cotenant.cli.mesh.security_options import (
     secure_calls,
 )
 from cotenant.cli.mesh.settings import (
+    TRACE_URL_HELP,
+    check_trace_url,
     Settings,
     agent_settings,
     archive_path,
@@ -158,6 +160,7 @@ def serve(
         typer.Option(metavar="HOST:PORT", help="Predictor that records observations; this one only reads its models."),
     ] = None,
     allow_origin: Annotated[list[str] | None, typer.Option(metavar="URL", help=ALLOW_ORIGIN_HELP)] = None,
+    trace_url: Annotated[str, typer.Option(metavar="URL", help=TRACE_URL_HELP)] = "",
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
     shared_identity: Annotated[
         bool, typer.Option("--shared-identity", help="Let an agent without root run other users' jobs as its own user.")
@@ -279,7 +282,11 @@ def serve(
         shared_identity=settings.shared_identity or shared_identity,
         share_machine=settings.share_machine or share_machine,
         scratch_directory=scratch or settings.scratch_directory,
+        trace_url=trace_url or settings.trace_url,
     )
+    if trace_url and service != "web":
+        raise usage_error("--trace-url is for the dashboard: `cotenant serve web`")
+    check_trace_url(settings.trace_url)
     if follow is not None:
         settings = replace(settings, follow=follow)
     settings = with_profile(replace(settings, profile=profile or settings.profile))
@@ -344,6 +351,7 @@ def _become(service: str, setup: ServiceSetup) -> NoReturn:
     if service == "gateway":
         settings["origins"] = setup.origins
     if service == "web":
+        settings["trace_url"] = setup.settings.trace_url
         settings["names"] = [name for name in (setup.address, socket.gethostname(), socket.getfqdn()) if name]
         if setup.token and not setup.security_settings.mutual and not os.environ.get("COTENANT_TOKEN"):
             note(f"dashboard: {url}login?token={login_links.mint(setup.state_dir)}")

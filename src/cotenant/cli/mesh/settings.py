@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ARCHIVE_FILE = "archive.sqlite"
 UPLOADS_DIRECTORY = "uploads"
+TRACE_URL_HELP = "Where the dashboard links to a job's trace, such as 'https://jaeger.example.org/trace/{trace_id}'."
 AGENT = (  # settings of agents, named as in `AgentConfig`
     "rack", "shareable_gpus", "split_siblings", "memory_bandwidth_peak", "pids_max", "work_bytes_max",
     "disk_reserve_bytes", "folder_cache_bytes", "scratch_directory", "shared_identity", "share_machine",
@@ -44,6 +45,7 @@ class Settings:
     metrics: str = ""
     web: bool = True
     web_port: int = 0
+    trace_url: str = ""  # of a job's trace, with {trace_id}
     gateway: str = ""
     store: str = "sqlite"
     store_quota_bytes: int = 0
@@ -125,6 +127,18 @@ def with_profile(settings: Settings) -> Settings:
     defaults = profiles.BACKFILL if names["queue"] == "fifo" else {}
     options = merged(defaults, profile.options_with(given), settings.options)
     return replace(settings, options=options, **names)  # type: ignore[arg-type]  # names of policies, which are texts
+
+
+def check_trace_url(url: str) -> None:
+    """Refuse an address of traces that no browser follows, or that names no trace.
+
+    Raises:
+        CommandError: with what is missing.
+    """
+    if url and not url.startswith(("http://", "https://")):
+        raise usage_error(f"--trace-url {url!r} does not begin with http:// or https://")
+    if url and "{trace_id}" not in url:
+        raise usage_error(f"--trace-url {url!r} has no {{trace_id}}, for which the trace of a job is put in")
 
 
 def read_settings(path: Path | None) -> Settings:

@@ -25,6 +25,8 @@ from cotenant.cli.mesh.security_options import (
     read_security_settings,
 )
 from cotenant.cli.mesh.settings import (
+    TRACE_URL_HELP,
+    check_trace_url,
     Settings,
     agent_settings,
     archive_path,
@@ -64,6 +66,7 @@ class HttpSettings:
     web_port: int | None = None  # None: no dashboard
     gateway: str = ""  # "": no gateway
     origins: tuple[str, ...] = ()  # of pages that may call it
+    trace_url: str = ""  # of a job's trace, with {trace_id}; "": the dashboard has no such links
 
 
 NO_HTTP = HttpSettings()
@@ -129,6 +132,7 @@ def up(
         int | None,
         typer.Option(metavar="PORT", max=65535, help="Loopback port of the dashboard; default: a free one."),
     ] = None,
+    trace_url: Annotated[str | None, typer.Option(metavar="URL", help=TRACE_URL_HELP)] = None,
     gateway: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Serve the API as JSON over HTTP there; default: not at all."),
@@ -189,6 +193,7 @@ def up(
         "metrics": metrics,
         "web": web,
         "web_port": web_port,
+        "trace_url": trace_url,
         "gateway": gateway,
         "profile": profile,
         "queue": queue,
@@ -225,7 +230,9 @@ def up(
         metrics_endpoints.expose_metrics(*addresses[0])
     agents = start_agents(settings, addresses[1:])
     mesh = mesh_config(settings, resolve_state_dir(context), read_options(option or ()), security_settings)
-    pages = HttpSettings(settings.web_port if settings.web else None, settings.gateway, origins)
+    check_trace_url(settings.trace_url)
+    web_port = settings.web_port if settings.web else None
+    pages = HttpSettings(web_port, settings.gateway, origins, settings.trace_url)
     asyncio.run(run(mesh, agents, pages, at_terminal=at_terminal))
 
 
@@ -347,7 +354,7 @@ async def _serve(
 ) -> None:
     """Run the mesh, its dashboard and its gateway until cancelled."""
     async with AsyncExitStack() as closing:
-        dashboard = None if http.web_port is None else open_dashboard(config, http.web_port)
+        dashboard = None if http.web_port is None else open_dashboard(config, http)
         if dashboard:
             closing.push_async_callback(dashboard.close)
         if http.gateway:
@@ -355,7 +362,7 @@ async def _serve(
         await _serve_mesh(config, agents, dashboard, at_terminal=at_terminal)
 
 
-def open_dashboard(config: MeshConfig, port: int) -> Dashboard:
+def open_dashboard(config: MeshConfig, http: HttpSettings) -> Dashboard:
     """Listen for readers of the dashboard.
 
     Raises:
@@ -363,7 +370,7 @@ def open_dashboard(config: MeshConfig, port: int) -> Dashboard:
     """
     from cotenant.cli.mesh.web_process import Dashboard
 
-    return Dashboard(config.state_dir, port, _tls_settings(config))
+    return Dashboard(config.state_dir, http.web_port or 0, _tls_settings(config), http.trace_url)
 
 
 def open_gateway(config: MeshConfig, address: str, origins: tuple[str, ...]) -> HttpProcess:

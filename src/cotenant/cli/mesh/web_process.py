@@ -16,8 +16,9 @@ NO_TLS: Mapping[str, str] = {}
 class Dashboard(HttpProcess):
     """The dashboard on a loopback port."""
 
-    def __init__(self, state_dir: Path, port: int, tls: Mapping[str, str] = NO_TLS) -> None:
-        super().__init__(MODULE, bind(NAME, "127.0.0.1", port, HINT), {"state_dir": str(state_dir), **tls})
+    def __init__(self, state_dir: Path, port: int, tls: Mapping[str, str] = NO_TLS, trace_url: str = "") -> None:
+        settings = {"state_dir": str(state_dir), "trace_url": trace_url, **tls}
+        super().__init__(MODULE, bind(NAME, "127.0.0.1", port, HINT), settings)
         self._state_dir = state_dir
 
     def link(self) -> str:

@@ -29,7 +29,8 @@ class Order:
     `valid_seconds` is how long the order stays valid if nothing happens, so that it is not recomputed without need.
     `over_share` marks jobs of tenants that already hold their fair share, if the order considers shares: if these jobs
     wait, that is why. `given_up` marks waiting jobs that must not run at all, such as jobs that can no longer meet
-    their deadline.
+    their deadline. `votes` returns what a row's level and score were made of, by name: numbers for a reader, computed
+    only when somebody asks. It is called on the thread that called `order`, later, and must not change anything.
     """
 
     level: NDArray[np.int64]
@@ -37,6 +38,7 @@ class Order:
     valid_seconds: float = math.inf
     over_share: NDArray[np.bool_] | None = None
     given_up: NDArray[np.bool_] | None = None
+    votes: Callable[[int], Mapping[str, float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,210 +1,255 @@
-// The cluster: each node as cores and GPUs by NUMA node, coloured by job.
-import { $, copyLine, el, follow, plural, say } from "./page.js";
+// The cluster: a map of all nodes, and below it each node as cores and GPUs by NUMA node, coloured by job.
+import { $, copyLine, duration, el, expected, follow, gap, now, onKey, plural, say } from "./page.js";
+import { cell, css, heightOf, look, newTheme, paintNode } from "./cells.js";
+import { virtualCards } from "./cards.js";
+import { answers } from "./rows.js";
 
-// Okabe and Ito's colours, which all readers tell apart; then the same with patterns. A label says which it is, too.
-const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#7d7d7d"];
-const DARK_TEXT = new Set(["#e69f00", "#56b4e9", "#f0e442", "#cc79a7", "#009e73"]);
-const PATTERNS = 4, LEGEND_MAX = 40, CELL = 14, GPU = 30, GAP = 3;
-const nodes = new Map(), cards = new Map(), looks = new Map();
-const byName = new Intl.Collator("en", { numeric: true }).compare;
-const order = [], styles = new Map(); // ids as they stand on the page; colours of the theme
-let capacity = null, pending = 0, cardWidth = 0; // asked of the browser once: each question costs a layout, and there are thousands
-
-function css(name) {
-  if (!styles.has(name)) styles.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
-  return styles.get(name);
-}
-
-/** Return the colour, pattern and label of a job; they stay as long as the page does. */
-function look(id) {
-  if (!looks.has(id)) {
-    const number = looks.size, letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    const label = number < 26 ? letters[number] : letters[Math.floor(number / 26 - 1) % 26] + letters[number % 26];
-    looks.set(id, { colour: COLOURS[number % COLOURS.length], pattern: Math.floor(number / COLOURS.length) % PATTERNS, label });
-  }
-  return looks.get(id);
-}
-
-function cell(ctx, x, y, width, height, is) {
-  ctx.beginPath();
-  ctx.roundRect(x, y, width, height, 2.5);
-  if (!is) { ctx.fillStyle = css("--raised"); ctx.fill(); ctx.strokeStyle = css("--line"); ctx.lineWidth = 1; ctx.stroke(); return; }
-  ctx.save();
-  ctx.clip();
-  ctx.fillStyle = is.colour;
-  ctx.fillRect(x, y, width, height);
-  ctx.strokeStyle = ctx.fillStyle = "rgb(0 0 0 / 45%)";
-  ctx.lineWidth = 1.5;
-  if (is.pattern === 1) for (let at = x - height; at < x + width; at += 5) { ctx.beginPath(); ctx.moveTo(at, y + height); ctx.lineTo(at + height, y); ctx.stroke(); }
-  if (is.pattern === 2) for (let at = y + 2; at < y + height; at += 5) ctx.fillRect(x, at, width, 1.5);
-  if (is.pattern === 3) for (let a = x + 3; a < x + width; a += 5) for (let b = y + 3; b < y + height; b += 5) ctx.fillRect(a - 1, b - 1, 2, 2);
-  ctx.restore();
-}
-
-function mark(ctx, x, y, width, height, is, text) {
-  ctx.font = `600 ${width > 20 ? 12 : 9}px system-ui`;
-  ctx.textAlign = "center";
-  ctx.textBaseline = "middle";
-  ctx.fillStyle = is ? (DARK_TEXT.has(is.colour) ? "#111" : "#fff") : css("--muted");
-  ctx.fillText(text, x + width / 2, y + height / 2 + 0.5);
-}
-
-/** Draw a node: a box for each NUMA node with its GPUs above its cores. Return the height. */
-function paint(canvas, node, width) {
-  const cores = new Map(), gpus = new Map();
-  for (const job of node.jobs) {
-    for (const core of job.cores) cores.set(core, job.id);
-    for (const [uuid, milli] of job.gpus) gpus.set(uuid, [...(gpus.get(uuid) || []), [job.id, milli]]);
-  }
-  const inner = width - 2, perRow = Math.max(1, Math.floor((inner + GAP) / (CELL + GAP))), gpusPerRow = Math.max(1, Math.floor((inner + GAP) / (GPU + GAP)));
-  const heights = node.numa.map((part) => Math.ceil(part.gpus.length / gpusPerRow) * (GPU + GAP) + Math.ceil(part.cores.length / perRow) * (CELL + GAP));
-  const height = heights.reduce((sum, one) => sum + one, 0) + 10 * Math.max(0, heights.length - 1) + 2;
-  const ratio = devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  canvas.style.height = `${height}px`;
-  const ctx = canvas.getContext("2d");
-  ctx.scale(ratio, ratio);
-  let y = 1;
-  node.numa.forEach((part, number) => {
-    if (number) { ctx.fillStyle = css("--line"); ctx.fillRect(0, y + 2, width, 1); y += 10; }
-    part.gpus.forEach((gpu, index) => {
-      const x = 1 + (index % gpusPerRow) * (GPU + GAP), top = y + Math.floor(index / gpusPerRow) * (GPU + GAP);
-      const shares = gpus.get(gpu.uuid) || [];
-      cell(ctx, x, top, GPU, GPU, null);
-      let from = 0;
-      for (const [id, milli] of shares) { const part = (GPU * milli) / 1000; cell(ctx, x, top + GPU - from - part, GPU, part, look(id)); from += part; }
-      const whole = shares.length === 1 && shares[0][1] >= 500 ? look(shares[0][0]) : null;
-      if (gpu.ill) { ctx.strokeStyle = css("--red"); ctx.lineWidth = 2; ctx.strokeRect(x + 1, top + 1, GPU - 2, GPU - 2); mark(ctx, x, top, GPU, GPU, whole, "✕"); }
-      else if (whole) mark(ctx, x, top, GPU, GPU, whole, whole.label);
-    });
-    y += Math.ceil(part.gpus.length / gpusPerRow) * (GPU + GAP);
-    part.cores.forEach((core, index) => {
-      const id = cores.get(core);
-      cell(ctx, 1 + (index % perRow) * (CELL + GAP), y + Math.floor(index / perRow) * (CELL + GAP), CELL, CELL, id ? look(id) : null);
-      if (id) mark(ctx, 1 + (index % perRow) * (CELL + GAP), y + Math.floor(index / perRow) * (CELL + GAP), CELL, CELL, look(id), look(id).label);
-    });
-    y += Math.ceil(part.cores.length / perRow) * (CELL + GAP);
-  });
-}
-
-const seen = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    const card = cards.get(entry.target.dataset.id);
-    if (!card) continue;
-    card.visible = entry.isIntersecting;
-    if (card.visible && card.stale) draw(card);
-  }
-}, { rootMargin: "200px" });
-
-function draw(card) {
-  card.stale = false;
-  cardWidth ||= Math.max(120, card.item.clientWidth - 24);
-  paint(card.canvas, card.node, cardWidth);
-}
-
+const LEGEND_MAX = 40, CARD_LEAST = 260, PADDING = 12, LINE = 20, TILE = 14, SPACE = 3, DAY_MINUTES = 1440;
 const WORDS = { ready: "ready", cordoned: "cordoned", draining: "draining", away: "disconnected", lost: "lost" };
+const MODES = { held: "held by jobs", use: "GPU or CPU in use", bandwidth: "memory bandwidth in use", pressure: "stalled by CPU, memory or I/O" };
+const SCALE = ["#cfe1f2", "#93c3df", "#4b97c9", "#1f67ad", "#08306b"]; // one hue, so that it is read without telling hues apart
+const nodes = new Map(), heat = new Map(), places = new Map(), dirty = new Set();
+const byName = new Intl.Collator("en", { numeric: true }).compare;
+const forecasts = answers("/api/forecasts", () => { if (minutes > 0) redrawAll(); });
+let sorted = [], capacity = null, heatState = null, mode = "held", minutes = 0, past = null, ending = new Set();
+let pending = 0, unsorted = false, remap = true, columns = 1, shown = [];
+const grid = virtualCards({ list: $("cluster-nodes"), least: CARD_LEAST, makeCard, fill, heightOf: cardHeight, drawn(items) { shown = items; foretell(); } });
 
-/** Return where an id stands, or would stand. */
-function placeOf(id) {
-  let low = 0, high = order.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (byName(order[middle], id) < 0) low = middle + 1; else high = middle;
-  }
-  return low;
-}
+const jobsOf = (node) => (past ? past[node.id] || [] : node.jobs);
 
-function remove(id) {
-  const at = placeOf(id);
-  if (order[at] === id) order.splice(at, 1);
-  nodes.delete(id);
-  cards.get(id)?.item.remove();
-  cards.delete(id);
-}
+// Updates come together in the next frame ------------------------------------------------------------------------------
 
-/** Name the jobs of a node, once somebody asks. */
-function showJobs({ details, jobs, node, known }) {
-  if (!details.open) return;
-  jobs.replaceChildren(...node.jobs.map((job) => el("li", {}, el("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, `${look(job.id).label} · ${job.name || job.id}`),
-    el("span", { class: "muted" }, ` · ${job.gpus.length ? `${plural(job.gpus.length, "GPU")}, ` : ""}${plural(job.cores.length, "core")}`))),
-  ...(node.cores_used > known ? [el("li", { class: "muted" }, `${plural(node.cores_used - known, "core")} of jobs that are not yours to see`)] : []));
-}
+const later = () => { pending ||= requestAnimationFrame(update); };
+function redrawAll() { remap = true; later(); }
 
-function put(node) {
-  let card = cards.get(node.id);
-  if (!card) {
-    const parts = { name: el("b", { title: node.id }, node.id), state: el("span", { class: "tag" }), use: el("p", { class: "muted" }), why: el("p", { class: "warning" }), canvas: el("canvas", { "aria-hidden": true }), jobs: el("ul", { class: "plain-list" }) };
-    const details = el("details", {}, el("summary", {}, "Jobs here"), parts.jobs);
-    const item = el("li", { class: "node", "data-id": node.id }, el("div", { class: "node-head" }, parts.name, parts.state), parts.use, parts.why, parts.canvas, details);
-    card = { ...parts, item, details, visible: false, stale: true };
-    cards.set(node.id, card);
-    const at = placeOf(node.id);
-    $("cluster-nodes").insertBefore(item, cards.get(order[at])?.item || null);
-    order.splice(at, 0, node.id);
-    details.addEventListener("toggle", () => showJobs(cards.get(node.id)));
-    seen.observe(item);
-  }
-  card.node = node;
-  card.item.dataset.state = node.state;
-  const gpus = node.numa.reduce((sum, part) => sum + part.gpus.length, 0), cores = node.numa.reduce((sum, part) => sum + part.cores.length, 0);
-  const ill = node.numa.flatMap((part) => part.gpus.filter((gpu) => gpu.ill));
-  say(card.state, WORDS[node.state] || node.state);
-  card.state.dataset.kind = node.state === "ready" ? "ok" : ["away", "lost"].includes(node.state) ? "bad" : "warn";
-  say(card.use, `${gpus ? `${node.gpus_used} of ${plural(gpus, "GPU")}, ` : ""}${node.cores_used} of ${plural(cores, "core")} in use${node.numa.length > 1 ? ` · ${node.numa.length} NUMA nodes` : ""}`);
-  say(card.why, [node.why, ...ill.map((gpu) => `GPU ${gpu.uuid.slice(0, 12)}: ${gpu.ill}`), ...node.problems.map((one) => one.reason)].filter(Boolean).join(" · "));
-  card.why.hidden = !card.why.textContent;
-  const known = node.jobs.reduce((sum, job) => sum + job.cores.length, 0);
-  card.details.hidden = !node.jobs.length && node.cores_used <= known;
-  card.known = known;
-  showJobs(card);
-  card.stale = true;
-  if (card.visible) draw(card);
-}
-
-function legend() {
+function update() {
   pending = 0;
-  const jobs = new Map();
-  for (const node of nodes.values()) for (const job of node.jobs) jobs.set(job.id, job);
-  const items = [...jobs.values()].slice(0, LEGEND_MAX).map((job) => {
-    const canvas = el("canvas", { "aria-hidden": true }), ratio = devicePixelRatio || 1, is = look(job.id);
-    canvas.width = canvas.height = 18 * ratio;
-    canvas.style.width = canvas.style.height = "18px";
-    const ctx = canvas.getContext("2d");
-    ctx.scale(ratio, ratio);
-    cell(ctx, 0, 0, 18, 18, is);
-    mark(ctx, 0, 0, 18, 18, is, is.label);
-    return el("li", {}, el("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, canvas, el("span", { class: "label" }, job.name || job.id)));
-  });
-  if (jobs.size > LEGEND_MAX) items.push(el("li", { class: "muted" }, `and ${plural(jobs.size - LEGEND_MAX, "more job")}`));
-  $("legend").replaceChildren(...items);
+  if (unsorted) {
+    sorted = [...nodes.values()].sort((a, b) => byName(a.id, b.id));
+    places.clear();
+    sorted.forEach((node, at) => places.set(node.id, at));
+    remap = true;
+  }
+  if (remap) { drawMap(); grid.set(sorted); }
+  else for (const id of dirty) { const at = places.get(id); if (at !== undefined) { sorted[at] = nodes.get(id); drawTile(at); grid.put(at, sorted[at]); } }
+  unsorted = remap = false;
+  dirty.clear();
+  legend();
   verdict();
 }
 
+// The map: one canvas for all nodes, of which only the tiles that have changed are drawn again -----------------------------
+
+const map = $("map"), ctx = map.getContext("2d");
+
+function share(node) {
+  const one = heat.get(node.id);
+  if (mode === "use") return one ? Math.max(one.gpu ?? 0, one.cpu ?? 0) / 100 : null;
+  if (mode === "bandwidth" || mode === "pressure") return one?.[mode] === null || one?.[mode] === undefined ? null : one[mode] / 100;
+  const jobs = jobsOf(node).filter((job) => !ending.has(job.id)), gpus = node.numa.reduce((sum, part) => sum + part.gpus.length, 0), cores = node.numa.reduce((sum, part) => sum + part.cores.length, 0);
+  if (past || ending.size) return gpus ? jobs.reduce((sum, job) => sum + job.gpus.reduce((more, [, milli]) => more + milli, 0), 0) / 1000 / gpus : cores ? jobs.reduce((sum, job) => sum + job.cores.length, 0) / cores : 0;
+  return gpus ? node.gpus_used / gpus : cores ? node.cores_used / cores : 0;
+}
+
+const colourOf = (value) => SCALE[Math.min(SCALE.length - 1, Math.floor(value * SCALE.length))];
+
+function drawMap() {
+  const width = map.parentElement.clientWidth, ratio = devicePixelRatio || 1;
+  columns = Math.max(1, Math.floor((width + SPACE) / (TILE + SPACE)));
+  const height = Math.max(1, Math.ceil(sorted.length / columns)) * (TILE + SPACE);
+  map.width = Math.round(width * ratio);
+  map.height = Math.round(height * ratio);
+  map.style.height = `${height}px`;
+  ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+  sorted.forEach((_, at) => drawTile(at));
+  map.setAttribute("aria-label", `Map of ${plural(sorted.length, "node")}: ${MODES[mode]}. The nodes follow as a list.`);
+}
+
+function drawTile(at) {
+  const node = sorted[at], value = share(node), x = (at % columns) * (TILE + SPACE), y = Math.floor(at / columns) * (TILE + SPACE);
+  ctx.clearRect(x, y, TILE + SPACE, TILE + SPACE);
+  ctx.beginPath();
+  ctx.roundRect(x + 0.5, y + 0.5, TILE - 1, TILE - 1, 3);
+  ctx.fillStyle = value ? colourOf(value) : css("--raised");
+  ctx.fill();
+  ctx.strokeStyle = node.state === "ready" ? css("--line") : css("--red");
+  ctx.lineWidth = node.state === "ready" ? 1 : 2;
+  ctx.stroke();
+  if (node.state !== "ready") { ctx.beginPath(); ctx.moveTo(x + 3, y + TILE - 3); ctx.lineTo(x + TILE - 3, y + 3); ctx.stroke(); }
+  else if (value === null) { ctx.fillStyle = css("--muted"); ctx.fillRect(x + TILE / 2 - 1, y + TILE / 2 - 1, 2, 2); }
+}
+
+function nodeAt(event) {
+  const x = Math.floor(event.offsetX / (TILE + SPACE)), y = Math.floor(event.offsetY / (TILE + SPACE));
+  return x < columns ? sorted[y * columns + x] : undefined;
+}
+
+const heatWords = (one) => (one ? [["GPU", one.gpu], ["CPU", one.cpu], ["bandwidth", one.bandwidth], ["stalled", one.pressure]].filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => `${name} ${value} %`).join(", ") : "");
+const useWords = (node) => {
+  const gpus = node.numa.reduce((sum, part) => sum + part.gpus.length, 0), cores = node.numa.reduce((sum, part) => sum + part.cores.length, 0);
+  return [gpus ? `${node.gpus_used} of ${plural(gpus, "GPU")}` : "", `${node.cores_used} of ${plural(cores, "core")}`].filter(Boolean).join(" · ");
+};
+
+map.addEventListener("pointermove", (event) => {
+  const node = nodeAt(event);
+  map.title = node ? [node.id, WORDS[node.state] || node.state, useWords(node), heatWords(heat.get(node.id))].filter(Boolean).join(" · ") : "";
+});
+map.addEventListener("click", (event) => { const node = nodeAt(event); if (node) grid.show(node.id); });
+
+// Cards ---------------------------------------------------------------------------------------------------------------
+
+const whyOf = (node) => [node.why, ...node.numa.flatMap((part) => part.gpus).filter((gpu) => gpu.ill).map((gpu) => `GPU ${gpu.uuid.slice(0, 12)}: ${gpu.ill}`), ...node.problems.map((one) => one.reason)].filter(Boolean).join(" · ");
+
+function cardHeight(node, width) {
+  return 2 * PADDING + 2 + 24 + 2 * LINE + (whyOf(node) ? LINE : 0) + 8 + heightOf(node, Math.floor(width - 2 * PADDING - 2));
+}
+
+function makeCard() {
+  const card = { link: el("button", { type: "button", class: "node-name", onclick: () => open(card.item) }), state: el("span", { class: "tag" }), use: el("p", { class: "muted" }), heat: el("p", { class: "muted" }), why: el("p", { class: "warning" }), canvas: el("canvas", { "aria-hidden": true }) };
+  card.root = el("li", { class: "node" }, el("div", { class: "node-head" }, card.link, card.state), card.use, card.heat, card.why, card.canvas);
+  return card;
+}
+
+function fill(card, node, width) {
+  const jobs = jobsOf(node), why = whyOf(node), named = jobs.length ? plural(jobs.length, "job") : "no job";
+  card.root.dataset.state = node.state;
+  say(card.link, node.id);
+  card.link.title = node.id;
+  say(card.state, WORDS[node.state] || node.state);
+  card.state.dataset.kind = node.state === "ready" ? "ok" : node.state === "lost" || node.state === "away" ? "bad" : "warn";
+  say(card.use, past ? `${named} then` : `${useWords(node)} · ${named}`);
+  say(card.heat, past ? "" : heatWords(heat.get(node.id)) || "no sample");
+  say(card.why, why);
+  card.why.title = why;
+  card.why.hidden = !why;
+  paintNode(card.canvas, node, jobs, Math.floor(width - 2 * PADDING - 2), ending);
+}
+
+/** Show what is on a node, with links. */
+function open(node) {
+  const known = node.jobs.reduce((sum, job) => sum + job.cores.length, 0), jobs = jobsOf(node);
+  say($("node-title"), node.id);
+  say($("node-facts"), [WORDS[node.state] || node.state, node.rack ? `rack ${node.rack}` : "", useWords(node), heatWords(heat.get(node.id)), whyOf(node)].filter(Boolean).join(" · "));
+  $("node-jobs").replaceChildren(...jobs.map((job) => el("li", {}, el("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, `${look(job.id).label} · ${job.name || job.id}`),
+    el("span", { class: "muted" }, ` · ${job.gpus.length ? `${plural(job.gpus.length, "GPU")}, ` : ""}${plural(job.cores.length, "core")}`))),
+  ...(jobs.length ? [] : [el("li", { class: "muted" }, "No job of yours is here.")]),
+  ...(!past && node.cores_used > known ? [el("li", { class: "muted" }, `${plural(node.cores_used - known, "core")} of jobs that are not yours to see`)] : []));
+  $("node").showModal();
+}
+
+// Above the nodes -----------------------------------------------------------------------------------------------------
+
+let legendKey = "";
+function legend() {
+  $("scale").hidden = $("legend").hidden = false;
+  const jobs = new Map();
+  for (const node of sorted) { for (const job of jobsOf(node)) jobs.set(job.id, job); if (jobs.size > LEGEND_MAX && legendKey) break; }
+  const first = [...jobs.values()].slice(0, LEGEND_MAX), key = JSON.stringify([first.map((job) => [job.id, job.name]), jobs.size > LEGEND_MAX]);
+  if (key === legendKey) return;
+  legendKey = key;
+  const items = first.map((job) => {
+    const canvas = el("canvas", { "aria-hidden": true }), ratio = devicePixelRatio || 1, is = look(job.id);
+    canvas.width = canvas.height = 18 * ratio;
+    canvas.style.width = canvas.style.height = "18px";
+    const one = canvas.getContext("2d");
+    one.scale(ratio, ratio);
+    cell(one, 0, 0, 18, 18, is, is.label);
+    return el("li", {}, el("a", { href: `/jobs/${encodeURIComponent(job.id)}` }, canvas, el("span", { class: "label" }, job.name || job.id)));
+  });
+  if (jobs.size > LEGEND_MAX) items.push(el("li", { class: "muted" }, "and more"));
+  $("legend").replaceChildren(...items);
+}
+
+function showScale() {
+  $("scale").replaceChildren(el("span", { class: "muted" }, `${MODES[mode][0].toUpperCase()}${MODES[mode].slice(1)}: 0`),
+    ...SCALE.map((colour) => { const one = el("span", { class: "step" }); one.style.background = colour; return one; }), el("span", { class: "muted" }, "100 %"));
+}
+
 function verdict() {
-  const all = [...nodes.values()], off = all.filter((node) => node.state !== "ready");
-  const ill = all.reduce((sum, node) => sum + node.numa.reduce((more, part) => more + part.gpus.filter((gpu) => gpu.ill).length, 0), 0);
+  const off = sorted.filter((node) => node.state !== "ready").length;
+  const ill = sorted.reduce((sum, node) => sum + node.numa.reduce((more, part) => more + part.gpus.filter((gpu) => gpu.ill).length, 0), 0);
+  gap($("heat-gap"), mode === "held" ? null : heatState, "Samples are");
   if (capacity?.trouble) { say($("verdict"), "Nodes are unknown"); say($("capacity"), capacity.trouble); return; }
   if (capacity) say($("capacity"), `${capacity.gpus_used} of ${plural(capacity.gpus, "GPU")} and ${capacity.cores_used} of ${plural(capacity.cores, "core")} in use`);
-  if (all.length) say($("verdict"), off.length || ill ? `${all.length - off.length} of ${plural(all.length, "node")} take work${ill ? `, ${plural(ill, "ill GPU")}` : ""}` : all.length === 1 ? "The node takes work" : `All ${all.length} nodes take work`);
-  const empty = $("empty"), nothing = !all.length && capacity?.nodes === 0;
+  if (sorted.length) say($("verdict"), off || ill ? `${sorted.length - off} of ${plural(sorted.length, "node")} take work${ill ? `, ${plural(ill, "ill GPU")}` : ""}` : sorted.length === 1 ? "The node takes work" : `All ${sorted.length} nodes take work`);
+  const empty = $("empty"), nothing = !sorted.length && capacity?.nodes === 0;
   empty.hidden = !nothing;
+  $("map-card").hidden = !sorted.length;
   if (nothing && !empty.firstChild) empty.append(el("h2", {}, "No node has joined yet"), el("p", { class: "muted" }, "Start an agent on each machine:"), copyLine("cotenant serve agent --endpoints placement=HOST:7071"));
 }
 
-const later = () => { pending ||= requestAnimationFrame(legend); };
-const redraw = () => { styles.clear(); cardWidth = 0; for (const card of cards.values()) { card.stale = true; if (card.visible) draw(card); } later(); };
-addEventListener("themechange", redraw);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+// Time ----------------------------------------------------------------------------------------------------------------
+
+/** Return which jobs on the screen will probably have ended, and say of how many that is not known. */
+function foretell() {
+  if (minutes <= 0) { ending.clear(); return; }
+  const jobs = new Map(shown.flatMap((node) => node.jobs).map((job) => [job.id, job])), ends = new Set();
+  forecasts.want([...jobs.keys()]);
+  let unknown = 0;
+  for (const id of jobs.keys()) {
+    const eta = forecasts.known.has(id) ? expected("running", forecasts.known.get(id)) : null;
+    if (!eta) unknown++;
+    else if (eta.median <= 60 * minutes) ends.add(id);
+  }
+  if ([...ends].sort().join() !== [...ending].sort().join()) { ending = ends; redrawAll(); }
+  say($("when-words"), `Of ${plural(jobs.size, "job")} on the screen, ${ends.size} will probably have ended${unknown ? `; of ${unknown} the end is not predicted` : ""}. What starts then is not foretold.`);
+}
+
+let asked = 0;
+async function travel() {
+  minutes = Number($("when").value);
+  const number = ++asked;
+  say($("when-out"), minutes ? `${minutes > 0 ? "in " : ""}${duration(60 * Math.abs(minutes))}${minutes < 0 ? " ago" : ""}` : "now");
+  $("when").setAttribute("aria-valuetext", $("when-out").textContent);
+  $("when-now").hidden = !minutes;
+  if (minutes >= 0) { past = null; ending = new Set(); say($("when-words"), ""); redrawAll(); return; }
+  try {
+    const response = await fetch(`/api/cluster?at=${Math.round(now() + 60 * minutes)}`), answer = await response.json();
+    if (number !== asked) return;
+    if (!response.ok) throw new Error(answer.error);
+    past = answer.nodes;
+    ending = new Set();
+    const jobs = new Set(Object.values(past).flat().map((job) => job.id));
+    say($("when-words"), `${plural(jobs.size, "job")} held resources then, at ${new Date(1000 * answer.at).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" })}. Nodes and their states are those of now.`);
+  } catch (error) { if (number === asked) say($("when-words"), error.message || "The dashboard does not answer."); return; }
+  redrawAll();
+}
+let travelling = 0;
+$("when").min = -DAY_MINUTES;
+$("when").addEventListener("input", () => { travelling ||= setTimeout(() => { travelling = 0; travel(); }, 120); });
+$("when-now").addEventListener("click", () => { $("when").value = 0; travel(); $("when").focus(); });
+$("node-close").addEventListener("click", () => $("node").close());
+
+for (const button of $("modes").querySelectorAll("button")) {
+  button.addEventListener("click", () => {
+    mode = button.dataset.mode;
+    for (const one of $("modes").querySelectorAll("button")) one.setAttribute("aria-pressed", one === button);
+    showScale();
+    redrawAll();
+  });
+}
+showScale();
+onKey("n", () => { $("when").value = 0; travel(); });
+
+const restyle = () => { newTheme(); legendKey = ""; redrawAll(); };
+addEventListener("themechange", restyle);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
 let sizing = 0;
-addEventListener("resize", () => { clearTimeout(sizing); sizing = setTimeout(redraw, 100); });
+addEventListener("resize", () => { clearTimeout(sizing); sizing = setTimeout(redrawAll, 100); });
 
 follow("/events/cluster", {
   nodes(batch) {
-    const named = new Set(batch.rows.map((node) => node.id));
-    const gone = batch.whole && !batch.more ? [...nodes.keys()].filter((id) => !named.has(id)) : batch.removed;
-    gone.forEach(remove);
-    for (const node of batch.rows) { nodes.set(node.id, node); put(node); }
+    if (batch.whole) { nodes.clear(); unsorted = true; }
+    for (const node of batch.rows) { if (!nodes.has(node.id) || differs(nodes.get(node.id), node)) unsorted = true; nodes.set(node.id, node); dirty.add(node.id); }
+    for (const id of batch.removed) { nodes.delete(id); unsorted = true; }
+    if (!batch.more) later();
+  },
+  board(batch) {
+    for (const row of batch.rows) { if (row.id === "state") heatState = row; else { heat.set(row.node, row); dirty.add(row.node); } }
+    for (const id of batch.removed) { heat.delete(id.slice(5)); dirty.add(id.slice(5)); }
     later();
   },
 }, { onMeta(row) { if (row.id === "capacity") { capacity = row; later(); } } });
+
+/** Return whether a node's card has another height than before. */
+function differs(before, node) { return Boolean(whyOf(before)) !== Boolean(whyOf(node)) || JSON.stringify(before.numa.map((part) => [part.cores.length, part.gpus.length])) !== JSON.stringify(node.numa.map((part) => [part.cores.length, part.gpus.length])); }

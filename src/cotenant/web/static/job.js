@@ -153,17 +153,35 @@ function showLosses(rows) {
 }
 
 function showCurve() {
-  const points = [...(view.curve || [])].sort((a, b) => a.cores - b.cores), key = JSON.stringify(points);
+  const points = [...(view.curve || [])].sort((a, b) => a.cores - b.cores), theta = view.estimate?.cores_useful || 0, key = JSON.stringify([points, theta]);
   if (points.length < 2 || key === curveKey) return;
   curveKey = key;
   $("charts-card").hidden = false;
   curve?.destroy();
+  say($("curve-words"), theta ? `θ = ${plural(theta, "core")} per replica (the dashed line${points.some((one) => one.cores >= theta) ? "" : ", right of the curve"}): more do not help.` : "θ, the number of cores beyond which more do not help, is not known yet.");
   curve = new uPlot({
     width: $("curve").clientWidth || $("job").clientWidth - 40, height: 180, legend: { show: false }, cursor: { drag: { x: false, y: false } },
-    scales: { x: { time: false }, y: { range: (_, low, high) => [0, high * 1.15 || 1] } },
+    hooks: { draw: [(plot) => markTheta(plot, theta)] },
+    scales: { x: { time: false, range: (_, low, high) => [Math.min(low, theta || low), Math.max(high, theta)] }, y: { range: (_, low, high) => [0, high * 1.15 || 1] } },
     axes: [axis("cores per replica"), axis("learned steps per second", { size: 56 })],
     series: [{ label: "Cores" }, { label: "Rate", stroke: css("--accent"), width: 2, points: { show: true, size: 6 } }],
   }, [points.map((one) => one.cores), points.map((one) => one.rate)], $("curve"));
+}
+
+/** Mark θ on the curve, with a line and its letter. */
+function markTheta(plot, theta) {
+  if (!theta) return;
+  const { ctx, bbox } = plot, x = Math.round(plot.valToPos(theta, "x", true)), ratio = devicePixelRatio || 1;
+  ctx.save();
+  ctx.strokeStyle = ctx.fillStyle = css("--amber");
+  ctx.lineWidth = 1.5 * ratio;
+  ctx.setLineDash([5 * ratio, 4 * ratio]);
+  ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
+  ctx.font = `600 ${13 * ratio}px system-ui`;
+  ctx.textBaseline = "top";
+  ctx.textAlign = x > bbox.left + bbox.width / 2 ? "right" : "left";
+  ctx.fillText("θ", x + (ctx.textAlign === "right" ? -6 : 6) * ratio, bbox.top + 4 * ratio);
+  ctx.restore();
 }
 
 function redraw() {

@@ -30,6 +30,7 @@ function showVerdict() {
     say($("verdict"), `Half of the ${plural(all.jobs, "prediction")} ${all.jobs === 1 ? "was" : "were"} off by at most ${times(all.median_factor)}; ${percent(all.within_twice)} lie within twice`);
     const [low, high] = state.ratios;
     say($("words"), `8 of 10 jobs ran between ${times(low)} and ${times(high)} of what was promised when they last started. Of the last ${state.jobs_max.toLocaleString("en")} jobs that succeeded.`);
+    say($("coverage"), state.banded ? `The promised band between the 10th and the 90th percentile held for ${state.covered.toLocaleString("en")} of ${plural(state.banded, "job")} that had one (${percent(state.covered / state.banded)}); it should hold for 80 %.` : "None of these jobs had been promised a band, so how often it holds is not known.");
   } else if (state.trouble) say($("verdict"), "The record is unknown");
   else say($("verdict"), "No prediction has been judged yet");
   const nothing = !all && !state.trouble;
@@ -76,6 +77,9 @@ function plot() {
   ctx.fill();
   ctx.strokeStyle = css("--muted");
   ctx.beginPath(); ctx.moveTo(...at(ends[0], 1)); ctx.lineTo(...at(ends[1], 1)); ctx.stroke();
+  ctx.strokeStyle = css("--accent");
+  ctx.globalAlpha = 0.35;
+  for (const one of judged.filter((job) => job.band)) { ctx.beginPath(); ctx.moveTo(x(one.band[0]), y(one.ran)); ctx.lineTo(x(one.band[1]), y(one.ran)); ctx.stroke(); }
   ctx.fillStyle = css("--accent");
   ctx.globalAlpha = 0.6;
   for (const one of judged) { ctx.beginPath(); ctx.arc(x(one.promised), y(one.ran), 3.5, 0, 2 * Math.PI); ctx.fill(); }

@@ -136,10 +136,39 @@ function showShares() {
 function makeRow() {
   const cell = (name, ...children) => el("span", { role: "cell", class: name }, ...children);
   const link = el("a", {}), id = el("code", { class: "id" });
-  const cells = { place: cell("q-place number"), score: cell("q-score"), tenant: cell("c-tenant"), needs: cell("q-needs"), why: cell("c-why"), by: cell("q-by"), eta: cell("c-eta"), age: cell("c-age number") };
+  const placeButton = el("button", { type: "button", class: "place" });
+  const cells = { place: cell("q-place number", placeButton), score: cell("q-score"), tenant: cell("c-tenant"), needs: cell("q-needs"), why: cell("c-why"), by: cell("q-by"), eta: cell("c-eta"), age: cell("c-age number") };
   const { place, ...rest } = cells;
-  return { ...cells, link, id, root: el("div", { role: "row", class: "row" }, place, cell("c-name", link, id), ...Object.values(rest)) };
+  const row = { ...cells, placeButton, link, id, root: el("div", { role: "row", class: "row" }, place, cell("c-name", link, id), ...Object.values(rest)) };
+  placeButton.addEventListener("click", () => { const job = jobs.get(link.dataset.row); if (job) explain(job); });
+  return row;
 }
+
+const amount = (value) => (Math.abs(value) >= 100 ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(3)).toString());
+
+/** Show what the order made of a job: its level, score and votes, its tenant's share, who goes before it and when it starts. */
+function explain(job) {
+  const place = placeOf(job) || {}, share = board.get("shares")?.rows.find((one) => one.tenant === job.tenant), queue = board.get("queues")?.rows[0];
+  const ahead = place.ahead || [], ending = place.ending || [], delayed = waiting.filter((one) => (placeOf(one)?.ahead || []).some((other) => other.id === job.id));
+  const list = (found, count) => [...found.slice(0, NAMED_MAX).map((one) => el("div", {}, jobLink(one.id, one.name), one.needs ? el("span", { class: "muted" }, ` · ${one.needs}`) : "")), count > found.length ? el("div", { class: "muted" }, `and ${count - found.length} more`) : ""];
+  const facts = [
+    ["Priority", String(job.priority || 0)],
+    [`Level by ${place.queue_policy || queue?.policy || "the policy"}`, place.position ? String(place.level) : ""],
+    ["Score; lower runs first", place.position ? score(job, place) : ""],
+    ...Object.entries(place.votes || {}).map(([name, value]) => [name[0].toUpperCase() + name.slice(1), amount(value)]),
+    ["Its tenant's share", share ? `${percent(share.share)} held, ${percent(share.fair_share)} fair${share.half_life_seconds ? `, ${percent(share.usage_share)} of past use` : ""}` : ""],
+    ["Between tenants", queue ? (queue.rules.fair_share === "tenants" ? "fair share by weight, before the policy" : "the policy alone") : ""],
+    ["Starts", place.outlook || ""],
+    ["Must end first", ending.length ? list(ending, place.forecast?.ending_count || ending.length) : ""],
+    ["Ahead of it", ahead.length ? list(ahead, place.ahead_count || ahead.length) : ""],
+    ["It delays, of those on the screen", delayed.length ? list(delayed, delayed.length) : ""],
+  ].filter(([, value]) => value);
+  say($("why-title"), place.position ? `Why ${job.name || job.id} has place ${place.position} of ${place.waiting}` : `Why ${job.name || job.id} has no place`);
+  say($("why-words"), job.why || "");
+  $("why-facts").replaceChildren(...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, ...(Array.isArray(value) ? value : [value]))]));
+  $("why").showModal();
+}
+$("why-close").addEventListener("click", () => $("why").close());
 
 /** Return a score as its policy means it: some order by moments, which are unix times. */
 function score(job, place) {
@@ -166,7 +195,8 @@ function fill(row, job, changed) {
     say(row.why, job.why || "");
     row.why.title = job.why || "";
   }
-  say(row.place, place.position ? String(place.position) : place.read_at ? "–" : "…");
+  say(row.placeButton, place.position ? String(place.position) : place.read_at ? "–" : "…");
+  row.placeButton.setAttribute("aria-label", `Why ${job.name || job.id} has ${place.position ? `place ${place.position}` : "no place"}`);
   row.place.title = place.position ? "" : place.read_at ? "It is not in the order now: it waits for something else." : "asked for";
   say(row.score, place.position ? `${place.level ? `${place.level}: ` : ""}${score(job, place)}` : "");
   row.score.title = place.position ? `Level ${place.level}, score ${place.score} by ${place.queue_policy}; lower runs first.` : "";
