@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cotenant.cli.annotations import typer
+from cotenant.cli.mesh.slurm_node import node
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.units import parse_seconds
 
@@ -25,15 +26,17 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, help=slurm_bridge.__doc__)
     group.callback()(slurm_bridge)
     group.command("lua")(lua)
+    group.command("node")(node)
     app.add_typer(group, name="slurm-bridge")
 
 
 def slurm_bridge() -> None:
-    """Prepare Slurm for what `cotenant serve slurm --act …` changes.
+    """Prepare Slurm for what `cotenant serve slurm --act …` changes, and act on its nodes.
 
     \b
-    Example:
+    Examples:
       cotenant slurm-bridge lua --table /var/lib/cotenant/slurm-cores.table > /etc/slurm/job_submit.lua
+      cotenant slurm-bridge node --act cpusets --dry-run
     """
 
 
