@@ -212,7 +212,16 @@ def environment(pid: int) -> dict[str, str]:
     """Return the environment with which a process began; empty if it has ended."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            text = file.read(ENVIRONMENT_BYTES_MAX).decode(errors="replace")
+            return variables_of(file.read(ENVIRONMENT_BYTES_MAX))
     except OSError:
         return {}
-    return dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
+
+
+def variables_of(data: bytes) -> dict[str, str]:
+    """Return the variables in a process's environment, which its user may have filled with anything.
+
+    >>> variables_of(bytes("A=1|B|C=x=y".replace("|", chr(0)), "ascii"))
+    {'A': '1', 'C': 'x=y'}
+    """
+    pairs = (pair.partition("=") for pair in data.decode(errors="replace").split("\0"))
+    return {name: value for name, separator, value in pairs if separator}

@@ -299,3 +299,15 @@ def found_cpus(text: str, now: float) -> dict[JobKind, int]:
 
 def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 12
+
+
+def kind_in(variables: Mapping[str, str]) -> JobKind | None:
+    """Return the kind of a running job by the variables that Slurm sets in it; None if it has GPUs on several nodes.
+
+    >>> kind_in({"SLURM_JOB_UID": "1000", "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_NUM_NODES": "1"})
+    JobKind(user_id=1000, partition='', gpus=2, name='')
+    """
+    user, gpus = variables.get("SLURM_JOB_UID", ""), variables.get("SLURM_GPUS_ON_NODE", "")
+    if not (_is_count(user) and _is_count(gpus)) or variables.get("SLURM_JOB_NUM_NODES") != "1":
+        return None
+    return JobKind(int(user), variables.get("SLURM_JOB_PARTITION", ""), int(gpus), variables.get("SLURM_JOB_NAME", ""))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -114,7 +113,7 @@ def _cpuset_root() -> Path:
 
 def _told_by(table: Path) -> Callable[[Mapping[str, str]], int | None]:
     """Return a function that finds θ of a job in the table, by the variables that Slurm sets."""
-    from cotenant.services.slurm.core_choice import JobKind, found_cpus
+    from cotenant.services.slurm.core_choice import JobKind, found_cpus, kind_in
 
     known: dict[JobKind, int] = {}
     read_at = float("-inf")
@@ -128,17 +127,7 @@ def _told_by(table: Path) -> Callable[[Mapping[str, str]], int | None]:
             except OSError:
                 known = {}
             read_at = time.monotonic()
-        user, gpus = variables.get("SLURM_JOB_UID", ""), variables.get("SLURM_GPUS_ON_NODE", "")
-        if not all(re.fullmatch(r"[0-9]{1,12}", text) for text in (user, gpus)):
-            return None
-        if variables.get("SLURM_JOB_NUM_NODES") != "1":
-            return None
-        kind = JobKind(
-            int(user),
-            variables.get("SLURM_JOB_PARTITION", ""),
-            int(gpus),
-            variables.get("SLURM_JOB_NAME", ""),
-        )
-        return known.get(kind)
+        kind = kind_in(variables)
+        return known.get(kind) if kind else None
 
     return told
