@@ -7,8 +7,9 @@ measured is scheduling, not contention. Of the GPU jobs, three in five name no C
 `-c 2` and are left alone (CODA found one or two cores per GPU in 76 % of jobs [P]). Users name no time limits.
 
 The bridge acts with `--act cores --act order`. It first meets the jobs without any history ("learning"), then once more
-with what it learned. Cotenant alone has an executor for each node that cannot resize, so cores are a GPU's share and
-nothing is searched for. Needs root and Debian's Slurm packages.
+with what it learned. Two lanes run beside each other, so that one command takes ten minutes. Cotenant alone has an
+executor for each node that cannot resize, so cores are a GPU's share and nothing is searched for. Needs
+root and Debian's Slurm packages.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -322,8 +324,28 @@ def figures(jobs: Sequence[ModelJob], outcome: Outcome) -> dict[str, float]:
 UNITS = {"GPU jobs' speed": "% of full", "submit rate": "1/s"}
 
 
+def in_lanes(arms: Mapping[str, Callable[[], Outcome]]) -> dict[str, Outcome]:
+    """Run the arms in two lanes beside each other: those with the bridge, of which one learns, and the others.
+
+    The jobs sleep, so that a lane costs the other little, and what is compared is measured in the same minutes.
+    """
+    lanes = [[arm for arm in arms if ("bridge" in arm) is beside] for beside in (False, True)]
+    outcomes: dict[str, Outcome] = {}
+
+    def run(lane: Sequence[str]) -> None:
+        for arm in lane:
+            began = time.monotonic()
+            outcomes[arm] = arms[arm]()
+            print(f"{arm}: done in {time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        for done in [pool.submit(run, lane) for lane in lanes]:
+            done.result()
+    return outcomes
+
+
 def measure(quick: bool) -> Sequence[harness.Row]:
-    """Measure all arms one after the other."""
+    """Measure all arms."""
     if missing := missing_for_slurm():
         raise SystemExit(f"error: {missing}")
     count, seconds = SIZES[quick]
@@ -337,9 +359,10 @@ def measure(quick: bool) -> Sequence[harness.Row]:
             "Slurm, bridge": lambda: on_slurm(jobs, home / "beside", home / "state"),
             "Cotenant": lambda: on_cotenant(jobs, home / "alone", home / "mesh"),
         }
+        outcomes = in_lanes(arms)
         results: dict[str, dict[str, float]] = {}
-        for arm, run in arms.items():
-            outcome = run()
+        for arm in arms:
+            outcome = outcomes[arm]
             results[arm] = figures(jobs, outcome)
             print(arm, json.dumps({name: round(value, 2) for name, value in results[arm].items()}), file=sys.stderr)
             if arm != "Cotenant":

@@ -83,7 +83,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
         "migration": Form(15, long_form=True),
         "sessions": Form(25, excluded="the default set has no minute left for it"),
         "restart": Form(70, excluded="starts meshes on stores with 50,000 jobs, which takes a minute"),
-        "slurm": Form(1200, excluded="runs the same jobs on a real Slurm three times, for 20 minutes, as root"),
+        "slurm": Form(1200, excluded="runs the same jobs on a real Slurm three times, for 10 minutes, as root"),
         "predictor": Form(50),
         "tracing": Form(5),
         "predictor_fits": Form(10),

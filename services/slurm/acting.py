@@ -1,4 +1,4 @@
-"""What the bridge changes in Slurm, each only where it was told to: cores at submission, and the order of pending jobs.
+"""What the bridge changes in Slurm, each only where told to: cores at submission, order and nodes of pending jobs.
 
 Acting never stands in Slurm's way: cores are written to a file that slurmctld's script may read or not, and the order
 is set with few calls per reading, each bounded. What cannot be done is left, said once, and tried again later.
@@ -15,30 +15,46 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import structlog
 
 from cotenant.core.model.estimate import Estimate
-from cotenant.core.policy.protocols import QueuePolicy
+from cotenant.core.policy.protocols import PlacementPolicy, QueuePolicy
 from cotenant.rpc.connections import ProcessProblem
+from cotenant.services.slurm import planning
 from cotenant.services.slurm.cluster_watch import ClusterWatch
 from cotenant.services.slurm.commands import SlurmAway, SlurmCommands, SlurmRefused
 from cotenant.services.slurm.core_choice import VALID_SECONDS, CoreChoice, RunHistory, TableRules, table_text
+from cotenant.services.slurm.node_choice import (
+    NodeChoice,
+    changes,
+    chosen_nodes,
+    dump,
+    is_ours,
+    load,
+    without_lists,
+)
 from cotenant.services.slurm.records import Picture, SlurmJob
 from cotenant.services.slurm.site_order import planned_order, site_factors
 from cotenant.services.slurm.start_times import StartTimes
 
 log = structlog.get_logger()
 
-CORES, ORDER = "cores", "order"
-ACTS = (CORES, ORDER)
+CORES, ORDER, NODES = "cores", "order", "nodes"
+ACTS = (CORES, ORDER, NODES)
 HISTORY_FILE = "slurm-runs.json"
+NODES_FILE = "slurm-nodes.json"
 HISTORY_BYTES_MAX = 64 * 1024 * 1024
 TABLE_SECONDS = VALID_SECONDS / 4  # after which an unchanged table is written again, so that it stays valid
 UPDATES_MAX = 25  # SiteFactors set after one reading
 UPDATE_SECONDS_MAX = 3.0  # after which no more are begun
-UPDATE_TIMEOUT_SECONDS = 5.0
+WITHDRAW_SECONDS_MAX = 10.0  # at the end; the next start withdraws the others
 WEIGHT = 100_000
 POLICY = "srsf"
+PLACEMENT = "fgd"
+FRESH_SECONDS = 30.0
+WITHDRAW_SECONDS_MAX = 10.0  # at the end; the next start withdraws the others
+SEED = 0
 TABLE_MODE = 0o644
 LISTED_MAX = 1_000  # lines of a dry run
 
@@ -56,6 +72,8 @@ class ActConfig:
         explicit: Also change jobs whose users named a number of CPUs.
         weight: The largest SiteFactor.
         policy: The queue policy that orders pending jobs.
+        lists: The file with the lists of excluded nodes that were set.
+        placement: The placement policy that chooses nodes.
         say: Receives each line of a dry run.
     """
 
@@ -67,6 +85,8 @@ class ActConfig:
     explicit: bool = False
     weight: int = WEIGHT
     policy: str = POLICY
+    lists: Path = Path(NODES_FILE)
+    placement: str = PLACEMENT
     say: Callable[[str], None] = field(default=lambda line: None)
 
 
@@ -149,11 +169,11 @@ class PendingOrder:
         order = await asyncio.to_thread(planned_order, picture, estimates, self._policy, time.time())
         if not order:
             return
-        changes = site_factors(order, await self._slurm.site_factors(), self._config.weight)
+        factors = site_factors(order, await self._slurm.site_factors(), self._config.weight)
         if self._config.dry_run:
-            self._say(changes)
+            self._say(factors)
         else:
-            await self._apply(changes)
+            await self._apply(factors)
 
     def _by_cores(self, picture: Picture) -> dict[str, Estimate]:
         """Return the estimates of jobs whose kind ran before: the predictor knows nothing of other core counts."""
@@ -193,11 +213,107 @@ class PendingOrder:
             log.info("slurm_order_refused", first=refused[0])
 
 
+class PendingNodes:
+    """Chooses the nodes of pending jobs by lists of excluded nodes, and withdraws each that no longer holds."""
+
+    def __init__(self, config: ActConfig, slurm: SlurmCommands, policy: PlacementPolicy) -> None:
+        self.problem: ProcessProblem | None = None
+        self._config, self._slurm, self._policy = config, slurm, policy
+        self._ours = _loaded_lists(config.lists)
+        self._set_at: dict[str, float] = {}
+        self._said: dict[str, tuple[str, ...]] = {}
+
+    async def renew(self, picture: Picture, start_times: StartTimes) -> None:
+        """Set and withdraw lists, not too many at once.
+
+        Raises:
+            SlurmAway: Slurm does not answer.
+        """
+        fresh = time.monotonic() - FRESH_SECONDS  # a reading may have begun before a list was set
+        self._set_at = {job: at for job, at in self._set_at.items() if at > fresh}
+        self._ours = {
+            job: nodes
+            for job, nodes in self._ours.items()
+            if job in self._set_at or is_ours(picture.jobs.get(job), nodes)
+        }
+        estimates = (await start_times.answers()).scene.estimates
+
+        def plan() -> dict[str, NodeChoice]:
+            scene = planning.scene_of(without_lists(picture, self._ours), time.time(), estimates)
+            return chosen_nodes(scene, self._policy, np.random.default_rng(SEED))
+
+        wanted = await asyncio.to_thread(plan)
+        if self._config.dry_run:
+            self._say(wanted)
+        else:
+            await self._apply(changes(picture, self._ours, wanted))
+
+    def _say(self, wanted: Mapping[str, NodeChoice]) -> None:
+        lists = {job: one.excluded for job, one in wanted.items()}
+        for job, nodes in list(lists.items())[:LISTED_MAX]:
+            if self._said.get(job) != nodes:
+                self._config.say(f"would set: scontrol update JobId={job} ExcNodeList={','.join(nodes)}")
+        self._said = lists
+
+    async def _apply(self, lists: Mapping[str, tuple[str, ...]]) -> None:
+        until, refused = time.monotonic() + UPDATE_SECONDS_MAX, list[str]()
+        now = dict(list(lists.items())[:UPDATES_MAX])
+        if not now:
+            return
+        # What may be set is noted first: a bridge that is killed in between finds it again.
+        if not await self._note(self._ours | {job: nodes for job, nodes in now.items() if nodes}):
+            return
+        for job, nodes in now.items():
+            if time.monotonic() > until:
+                break
+            try:
+                await self._slurm.exclude_nodes(job, nodes)
+            except SlurmRefused as error:  # it started or ended in between, or we may not
+                refused.append(str(error))
+                if error.denied:
+                    remedy = "run the bridge as SlurmUser or as an operator of Slurm"
+                    self.problem = ProcessProblem(str(error), remedy)
+                    break
+            else:
+                self.problem = None
+                self._ours.pop(job, None)
+                if nodes:
+                    self._ours[job], self._set_at[job] = nodes, time.monotonic()
+        await self._note(self._ours)
+        log.info("slurm_nodes_set", jobs=len(now) - len(refused), refused=len(refused), first=" ".join(refused[:1]))
+
+    async def _note(self, lists: Mapping[str, tuple[str, ...]]) -> bool:
+        try:
+            await asyncio.to_thread(replace_file, self._config.lists, dump(lists), 0o600)
+        except OSError as error:
+            what = f"cannot write {self._config.lists}: {(error.strerror or str(error)).lower()}"
+            self.problem = ProcessProblem(what, "make its folder writable for the bridge")
+            return False
+        return True
+
+    async def withdraw(self) -> None:
+        """Remove all lists of ours from jobs that still wait: without the bridge, Slurm chooses alone."""
+        until = time.monotonic() + WITHDRAW_SECONDS_MAX
+        for job in list(self._ours) if not self._config.dry_run else ():
+            if time.monotonic() > until:
+                break
+            with contextlib.suppress(SlurmAway, SlurmRefused):
+                await self._slurm.exclude_nodes(job, ())
+                del self._ours[job]
+        if not self._config.dry_run and self._config.lists.exists():
+            await self._note(self._ours)
+
+
 class Acting:
     """The acts that are switched on, after each reading of Slurm."""
 
     def __init__(
-        self, config: ActConfig, slurm: SlurmCommands, watch: ClusterWatch, start_times: StartTimes, policy: QueuePolicy
+        self,
+        config: ActConfig,
+        slurm: SlurmCommands,
+        watch: ClusterWatch,
+        start_times: StartTimes,
+        policies: tuple[QueuePolicy, PlacementPolicy],
     ) -> None:
         self._slurm, self._watch, self._start_times = slurm, watch, start_times
         self._configuration: Mapping[str, str] = {}
@@ -205,7 +321,8 @@ class Acting:
         self._read_seconds = float("-inf")
         history = _loaded(config.history) if CORES in config.acts else RunHistory()
         self.cores = CoreTable(config, history) if CORES in config.acts else None
-        self.order = PendingOrder(config, history, slurm, policy) if ORDER in config.acts else None
+        self.order = PendingOrder(config, history, slurm, policies[0]) if ORDER in config.acts else None
+        self.nodes = PendingNodes(config, slurm, policies[1]) if NODES in config.acts else None
 
     def ended(self, jobs: Sequence[SlurmJob], picture: Picture) -> None:
         """Learn from jobs that ended."""
@@ -214,7 +331,7 @@ class Acting:
 
     async def renew(self) -> None:
         """Act on the last picture, unless it is an old one: Slurm is then left alone."""
-        if self._watch.problem or not (self.cores or self.order):
+        if self._watch.problem or not (self.cores or self.order or self.nodes):
             return
         try:
             await self._read_configuration()
@@ -222,6 +339,8 @@ class Acting:
                 await self.cores.renew(self._watch.picture, self._configuration, self._defaults)
             if self.order:
                 await self.order.renew(self._watch.picture, self._start_times)
+            if self.nodes:
+                await self.nodes.renew(self._watch.picture, self._start_times)
         except SlurmAway as error:
             log.info("slurm_acts_delayed", error=str(error))
 
@@ -234,7 +353,7 @@ class Acting:
 
     def problems(self) -> Sequence[ProcessProblem]:
         """Return why an act that is switched on has no effect."""
-        found = [act.problem for act in (self.cores, self.order) if act and act.problem]
+        found = [act.problem for act in (self.cores, self.order, self.nodes) if act and act.problem]
         if not self._configuration:
             return found
         plugins = self._configuration.get("JobSubmitPlugins", "").split(",")
@@ -247,9 +366,11 @@ class Acting:
         return found
 
     async def close(self) -> None:
-        """Withdraw the table of cores."""
+        """Withdraw the table of cores and the lists of excluded nodes."""
         if self.cores:
             await self.cores.withdraw()
+        if self.nodes:
+            await self.nodes.withdraw()
 
 
 def replace_file(path: Path, text: str, mode: int) -> None:
@@ -280,6 +401,18 @@ def _loaded(path: Path) -> RunHistory:
     except (OSError, ValueError) as error:
         log.warning("slurm_runs_forgotten", path=str(path), error=str(error))
         return RunHistory()
+
+
+def _loaded_lists(path: Path) -> dict[str, tuple[str, ...]]:
+    """Return the lists that an earlier bridge set; none if there is no file, or one that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return load(file.read(HISTORY_BYTES_MAX))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        log.warning("slurm_lists_forgotten", path=str(path), error=str(error))
+        return {}
 
 
 def _memory_follows_cpus(configuration: Mapping[str, str]) -> bool:

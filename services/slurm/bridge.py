@@ -85,8 +85,8 @@ class Bridge:
         )
         self.watch = ClusterWatch(config.slurm, config.interval_seconds, self._ended)
         self.start_times = StartTimes(self.watch, self.predictions, placement)
-        order = plugins.load(QUEUES, config.acts.policy)
-        self.acting = Acting(config.acts, config.slurm, self.watch, self.start_times, order)
+        chosen = plugins.load(QUEUES, config.acts.policy), plugins.load(PLACEMENT, config.acts.placement)
+        self.acting = Acting(config.acts, config.slurm, self.watch, self.start_times, chosen)
         self._tasks: list[asyncio.Task[None]] = []
         server.watch_problems(self.problems)
         job_parts = self.watch, self.predictions, self.start_times, allocator

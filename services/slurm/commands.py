@@ -7,7 +7,7 @@ import contextlib
 import http.client
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cotenant.services.slurm import reader
@@ -106,8 +106,15 @@ class SlurmCommands:
             SlurmRefused: Slurm does not let us, such as for a job that ended in between.
             SlurmAway: it does not answer.
         """
+        await self._update(job_id, f"SiteFactor={factor}", timeout_seconds)
+
+    async def exclude_nodes(self, job_id: str, nodes: Sequence[str], timeout_seconds: float = 5.0) -> None:
+        """Set the nodes that a pending job excludes; raises as `set_site_factor` does."""
+        await self._update(job_id, f"ExcNodeList={','.join(nodes)}", timeout_seconds)
+
+    async def _update(self, job_id: str, change: str, timeout_seconds: float) -> None:
         try:
-            command = ("scontrol", "update", f"JobId={job_id}", f"SiteFactor={factor}")
+            command = ("scontrol", "update", f"JobId={job_id}", change)
             await run(*command, timeout_seconds=min(timeout_seconds, self._timeout_seconds))
         except SlurmAway as error:
             if any(word in str(error).lower() for word in AWAY_WORDS):

@@ -28,6 +28,7 @@ SEARCH = SearchOptions(tolerance=0.05, noise=0.08, step=1)  # run times of whole
 LIMIT_FACTOR = 1.5  # a time limit must leave this much room before a job gets fewer cores
 GENERIC_NAMES = frozenset({"", "wrap", "sbatch", "bash", "sh", "python", "interactive", "job.sh", "submit.sh"})
 LINE_MAX = 400
+FOUND = "more cores gain less"  # in the reason of a finished search
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -274,3 +275,39 @@ def table_text(choices: Sequence[CoreChoice], rules: TableRules, now: float, val
             break
         lines.append(line)
     return "\n".join((*lines, "end", ""))
+
+
+def found_cpus(text: str, now: float) -> dict[JobKind, int]:
+    """Return the CPUs of the kinds in a table of which the search is over; nothing of an invalid or old table.
+
+    >>> choice = CoreChoice(JobKind(1000, "main", 2, "train"), 6, 1, 90.0, True, "6 cores: more cores gain less")
+    >>> found_cpus(table_text([choice], TableRules(), 1e9), 1e9)
+    {JobKind(user_id=1000, partition='main', gpus=2, name='train'): 6}
+    """
+    lines = [line.split("\t") for line in text.splitlines()]
+    if len(lines) < 2 or lines[0][:2] != [TABLE_MARK, str(TABLE_VERSION)] or lines[-1] != ["end"]:
+        return {}
+    header = lines[0][2:4]
+    if not all(map(_is_count, header)) or not 0 <= now - int(header[0]) + 60 <= int(header[1]) + 60:
+        return {}
+    found = {}
+    for row in lines[1:-1]:
+        if len(row) == 8 and all(_is_count(row[place]) for place in (0, 2, 4)) and FOUND in row[7]:
+            found[JobKind(int(row[0]), row[1], int(row[2]), row[3])] = int(row[4])
+    return found
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 12
+
+
+def kind_in(variables: Mapping[str, str]) -> JobKind | None:
+    """Return the kind of a running job by the variables that Slurm sets in it; None if it has GPUs on several nodes.
+
+    >>> kind_in({"SLURM_JOB_UID": "1000", "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_NUM_NODES": "1"})
+    JobKind(user_id=1000, partition='', gpus=2, name='')
+    """
+    user, gpus = variables.get("SLURM_JOB_UID", ""), variables.get("SLURM_GPUS_ON_NODE", "")
+    if not (_is_count(user) and _is_count(gpus)) or variables.get("SLURM_JOB_NUM_NODES") != "1":
+        return None
+    return JobKind(int(user), variables.get("SLURM_JOB_PARTITION", ""), int(gpus), variables.get("SLURM_JOB_NAME", ""))

@@ -42,29 +42,36 @@ def planned_order(picture: Picture, estimates: Mapping[str, Estimate], policy: Q
     table, tenants = JobTable(len(waiting) + 1), dict[str, int]()
     first = sorted(waiting.items(), key=lambda one: (one[1].submitted_seconds, one[1].number))[:ORDERED_MAX]
     running = [(f"running {job.id}", job) for job in picture.jobs.values() if job.runs]
+    nodes = [node for node in picture.nodes.values() if node.open]
+    cores, gpus = sum(node.cores for node in nodes), sum(node.gpus for node in nodes)
     for sequence, (name, job) in enumerate((*first, *running)):
         tenant = tenants.setdefault(job.account or job.user, len(tenants))
-        table.add(_row(name, job, picture, sequence, tenant))
+        table.add(_row(name, job, picture, sequence, tenant, gpus / cores if cores else 0.0))
         if job.runs:
             table.start(name, job.started_seconds or now)
         estimate = estimates.get(job.id)
         if estimate and estimate.predictable and estimate.remaining_seconds is not None:
             total = job.ran_seconds(now) + estimate.remaining_seconds
             table.update(name, predicted_seconds=total, confidence=estimate.confidence)
-    nodes = [node for node in picture.nodes.values() if node.open]
     memory = sum(node.memory_bytes for node in nodes)
-    table.capacity = Capacity(sum(node.gpus for node in nodes) * WHOLE_GPU, sum(node.cores for node in nodes), memory)
+    table.capacity = Capacity(gpus * WHOLE_GPU, cores, memory)
     jobs = table.jobs(now)
     ranked = ordering.rank(jobs, policy.order(jobs, now), running_first=policy.running_first, among=~jobs.running)
     return [table.ids[row] for row in ranked.tolist()]
 
 
-def _row(name: str, job: SlurmJob, picture: Picture, sequence: int, tenant: int) -> JobRow:
+def _row(name: str, job: SlurmJob, picture: Picture, sequence: int, tenant: int, gpus_per_core: float) -> JobRow:
+    """Return a job as policies see it; its GPUs are its dominant share of the cluster, in GPUs.
+
+    A job with one GPU and half of a node's cores keeps half of the node from others: charged by its GPU alone, it would
+    come before jobs without GPUs that take fewer cores.
+    """
+    by_cores = cores_of(job.cpus, picture) * gpus_per_core
     return JobRow(
         name,
         arrival_seconds=job.submitted_seconds,
         sequence=sequence,
-        gpu_milli=job.gpus_total * WHOLE_GPU,
+        gpu_milli=round(max(job.gpus_total, by_cores) * WHOLE_GPU),
         cores=cores_of(job.cpus, picture),
         memory_bytes=job.memory_bytes if picture.memory_counts else 0,
         replicas=job.nodes_min,

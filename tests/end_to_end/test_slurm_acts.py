@@ -261,3 +261,55 @@ def test_a_dry_run_lists_what_it_would_do(acting: Acting) -> None:
     serving.wait_for_output(f"would set: scontrol update JobId={jobs['short']} SiteFactor=")
     assert cpus(acting.slurm, *TRAIN) == 1
     assert set(acting.factors().values()) == {0}
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[SlurmCluster]:
+    """A Slurm without backfill for the length of a test: jobs behind one that waits keep waiting beside free nodes."""
+    parameters = "SchedulerParameters=bf_interval=600,sched_interval=600,batch_sched_delay=0"
+    with slurm_cluster(3, more=(parameters,)) as cluster:
+        yield cluster
+
+
+@pytest.mark.deep
+def test_nodes_of_pending_jobs_are_chosen_and_given_back(slow: SlurmCluster, tmp_path: Path) -> None:
+    environment = environment_of(tmp_path, SLURM_CONF=str(slow.directory / "slurm.conf"))
+    environment["COTENANT_STATE_DIR"] = str(tmp_path / "state")
+    acting = Acting(slow, Cli(environment), tmp_path)
+
+    def excluded(job: str) -> str:
+        found = re.search(r"ExcNodeList=(\S*)", slow.call("scontrol", "-o", "show", "job", job))
+        return found[1] if found else ""
+
+    try:
+        half = slow.submit("sleep 900", *QUIET, "-w", "n2", "-c8", "--gres=gpu:2", "-t", "2000")
+        slow.wait_for_state(half, "RUNNING")
+        whole = slow.submit("sleep 900", *QUIET, "-N3", "--exclusive", "-t", "10")
+        small = slow.submit("sleep 900", *QUIET, "-c2", "--gres=gpu:2", "-t", "30")
+        theirs = slow.submit("sleep 900", *QUIET, "-c2", "--gres=gpu:1", "-t", "30", "-x", "n1")
+        dry = acting.start("--act", "nodes", "--dry-run")
+        dry.wait_for_output(f"would set: scontrol update JobId={small} ExcNodeList=n1,n3")
+        dry.terminate()
+        assert excluded(small) == "(null)"
+        serving = acting.start("--act", "nodes")
+        until(lambda: excluded(small) == "n1,n3", "the job is kept from whole nodes")
+        assert excluded(theirs) == "n1"
+        serving.kill()  # the next one knows what is its own
+        slow.call("scontrol", "update", f"JobId={theirs}", "ExcNodeList=n3")
+        serving = acting.start("--act", "nodes")
+        slow.call("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
+        until(lambda: excluded(small) in ("n1", "n3"), "another node is chosen")
+        slow.call("scontrol", "update", "NodeName=n2", "State=RESUME")
+        until(lambda: excluded(small) == "n1,n3", "the first is chosen again")
+        serving.terminate()
+        assert excluded(small) == "(null)"
+        assert excluded(theirs) == "n3"
+        acting.start("--act", "nodes")
+        until(lambda: excluded(small) == "n1,n3", "the job is kept from whole nodes")
+        slow.call("scancel", whole)
+        slow.submit("true", *QUIET)  # Slurm then looks at the others too
+        slow.wait_for_state(small, "RUNNING")
+        assert slow.call("squeue", "-h", "-j", small, "-o", "%N").strip() == "n2"
+    finally:
+        if acting.serving:
+            acting.serving.terminate()

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from tests.unit.services.slurm.pictures import NOW, newer_text, sample
 from tests.verification.fuzz.targets import Prepared, Target
 
+from cotenant.node_agent.slurm.step_groups import variables_of
+from cotenant.services.slurm import node_choice
 from cotenant.services.slurm.acting import default_cpus_per_gpu
 from cotenant.services.slurm.commands import pairs_of, site_factors_of
-from cotenant.services.slurm.core_choice import RunHistory, TableRules, table_text
+from cotenant.services.slurm.core_choice import RunHistory, TableRules, found_cpus, kind_in, table_text
 from cotenant.services.slurm.messages import job_message, node_message
 from cotenant.services.slurm.planning import scene_of
 from cotenant.services.slurm.reader import BadAnswer, read
@@ -37,6 +39,13 @@ def targets() -> Iterator[Target]:
     yield Target("lines of scontrol", lambda directory: Prepared(_line, (line,)))
     history = b'{"version": 1, "kinds": [[0, "main", 1, "train", {"1": [0.01, 0.01], "2": [0.02]}]]}'
     yield Target("Slurm's run times", lambda directory: Prepared(_history, (history,), WORDS), (ValueError,))
+    row = b"0\tmain\t1\ttrain\t6\t1\t90\t6 cores: more cores gain less"
+    table = b"cotenant-cores\t1\t1795839360\t600\t0\t0\t0\n" + row + b"\nend\n"
+    yield Target("the table of cores", lambda directory: Prepared(_table, (table,), (b"\t", b"end", b"\xc2\xb2")))
+    lists = b'{"version": 1, "excluded": {"17": ["n1", "n2"]}}'
+    yield Target("lists of excluded nodes", lambda directory: Prepared(_lists, (lists,), WORDS), (ValueError,))
+    variables = b"SLURM_JOB_UID=1000\0SLURM_GPUS_ON_NODE=2\0SLURM_JOB_NUM_NODES=1\0SLURM_JOB_NAME=train\0"
+    yield Target("variables of Slurm's jobs", lambda directory: Prepared(_variables, (variables,), (b"=", b"\0")))
 
 
 def _answer(data: bytes) -> None:
@@ -65,3 +74,16 @@ def _history(data: bytes) -> None:
     assert all(1 <= choice.cpus <= NODE.cores for choice in choices)
     assert table_text(choices, TableRules(), NOW).count("\n") == len(choices) + 2
     assert RunHistory.load(history.dump()).dump() == history.dump()
+
+
+def _table(data: bytes) -> None:
+    assert all(cpus >= 0 for cpus in found_cpus(data.decode(errors="replace"), NOW).values())
+
+
+def _lists(data: bytes) -> None:
+    lists = node_choice.load(data)
+    assert node_choice.load(node_choice.dump(lists)) == lists
+
+
+def _variables(data: bytes) -> None:
+    kind_in(variables_of(data))

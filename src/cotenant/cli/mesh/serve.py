@@ -199,7 +199,9 @@ def serve(
     ] = None,
     act: Annotated[
         list[str] | None,
-        typer.Option(metavar="cores|order", help="What the bridge to Slurm changes; repeatable. Default: nothing."),
+        typer.Option(
+            metavar="cores|order|nodes", help="What the bridge to Slurm changes; repeatable. Default: nothing."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --act: list what would be changed, and change nothing.")
@@ -225,6 +227,9 @@ def serve(
     order_weight: Annotated[
         int | None, typer.Option(metavar="N", help="With --act order: the largest SiteFactor.", show_default="100000")
     ] = None,
+    nodes_by: Annotated[
+        str, typer.Option(metavar="POLICY", help="With --act nodes: the placement policy.", show_default="fgd")
+    ] = "",
     interval: Annotated[str, typer.Option(metavar="TIME", help="How often Slurm is read.", show_default="5s")] = "",
 ) -> None:
     """Run one service of the mesh in the foreground: a service, an agent, the dashboard or the gateway.
@@ -254,7 +259,7 @@ def serve(
     slurm needs no other service: beside a slurmctld it answers `cotenant jobs`, `explain`, `whatif` and other commands
     that read, on loopback port 7076 without --listen. The jobs stay Slurm's. Nothing is written to Slurm
     unless --act says so: `cores` gives GPU jobs the cores that they need when they are submitted, `order` orders the
-    pending jobs. See docs/slurm-bridge.md.
+    pending jobs, `nodes` chooses their nodes. See docs/slurm-bridge.md.
 
     \b
     Examples:
@@ -293,7 +298,9 @@ def serve(
     if settings.follow and service == "predictor" and not (store or settings.store).startswith(("etcd:", "etcds:")):
         raise usage_error("--follow needs an etcd shared with the other predictor: --store etcd://HOST:PORT")
     addresses = metrics_endpoints.metrics_addresses(settings.metrics if metrics is None else metrics)
-    acts = ActOptions(act or (), dry_run, cores_table, cpus_per_gpu, override_cpus, order_by, order_weight, interval)
+    acts = ActOptions(
+        act or (), dry_run, cores_table, cpus_per_gpu, override_cpus, order_by, order_weight, interval, nodes_by
+    )
     if service != SLURM and (given := acts.given()):
         raise usage_error(f"{' and '.join(given)} must be used with `cotenant serve slurm`")
     state_dir = resolve_state_dir(context)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cotenant.cli.annotations import typer
+from cotenant.cli.mesh.slurm_node import CPUSETS, node
 from cotenant.cli.outcome import note, usage_error
 from cotenant.cli.units import parse_seconds
 
@@ -25,15 +26,17 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, help=slurm_bridge.__doc__)
     group.callback()(slurm_bridge)
     group.command("lua")(lua)
+    group.command("node")(node)
     app.add_typer(group, name="slurm-bridge")
 
 
 def slurm_bridge() -> None:
-    """Prepare Slurm for what `cotenant serve slurm --act …` changes.
+    """Prepare Slurm for what `cotenant serve slurm --act …` changes, and act on its nodes.
 
     \b
-    Example:
+    Examples:
       cotenant slurm-bridge lua --table /var/lib/cotenant/slurm-cores.table > /etc/slurm/job_submit.lua
+      cotenant slurm-bridge node --act cpusets --dry-run
     """
 
 
@@ -81,6 +84,7 @@ class ActOptions:
     order_by: str = ""
     weight: int | None = None
     interval: str = ""
+    nodes_by: str = ""
 
     def given(self) -> list[str]:
         """Return the flags that were given."""
@@ -93,6 +97,7 @@ class ActOptions:
             "--order-by": self.order_by,
             "--order-weight": self.weight is not None,
             "--interval": self.interval,
+            "--nodes-by": self.nodes_by,
         }
         return [flag for flag, value in flags.items() if value]
 
@@ -124,6 +129,7 @@ def read_acts(options: ActOptions, state_dir: Path) -> tuple[ActConfig, float]:
         explicit=options.override,
         weight=options.weight or acting.WEIGHT,
         policy=options.order_by or acting.POLICY,
+        placement=options.nodes_by or acting.PLACEMENT,
         say=note,
     )
     return config, interval_seconds
@@ -132,8 +138,10 @@ def read_acts(options: ActOptions, state_dir: Path) -> tuple[ActConfig, float]:
 def _misused(options: ActOptions, acts: Sequence[str]) -> Iterator[str]:
     """Yield what is wrong with the options, without the interval."""
     for name in options.acts:
-        if name not in acts:
-            yield f"--act must be {' or '.join(acts)}, not {name!r}"
+        if name == CPUSETS:
+            yield f"--act {CPUSETS} is for the nodes: run `cotenant slurm-bridge node --act {CPUSETS}` on each"
+        elif name not in acts:
+            yield f"--act must be {', '.join(acts[:-1])} or {acts[-1]}, not {name!r}"
     flags: dict[str, dict[str, object]] = {
         "cores": {
             "--cores-table": options.table,
@@ -141,6 +149,7 @@ def _misused(options: ActOptions, acts: Sequence[str]) -> Iterator[str]:
             "--override-cpus": options.override,
         },
         "order": {"--order-by": options.order_by, "--order-weight": options.weight},
+        "nodes": {"--nodes-by": options.nodes_by},
     }
     for act, values in flags.items():
         unused = [flag for flag, value in values.items() if value not in (None, False, "")]

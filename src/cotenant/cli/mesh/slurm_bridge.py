@@ -18,7 +18,7 @@ from cotenant.rpc.server import Server
 from cotenant.security.server_security import Security
 from cotenant.services.predictor.api import server as predictor
 from cotenant.services.predictor.profiling.profile_planner import ProfileRules
-from cotenant.services.slurm.acting import HISTORY_FILE, ActConfig
+from cotenant.services.slurm.acting import HISTORY_FILE, NODES_FILE, ActConfig
 from cotenant.services.slurm.bridge import Bridge, BridgeConfig
 from cotenant.services.slurm.cluster_watch import INTERVAL_SECONDS
 from cotenant.services.slurm.commands import SlurmCommands, SlurmRest
@@ -66,7 +66,8 @@ async def serve_bridge(settings: BridgeSettings, security: Security, on_start: C
     config = predictor.Config(predictors=names, options=options, profiles=profiles)
     predicting = await predictor.start(server, store, policies, config)
     slurm = SlurmRest(settings.restd) if settings.restd else SlurmCommands()
-    acts = replace(settings.acts, history=settings.state_dir / HISTORY_FILE)
+    history, lists = settings.state_dir / HISTORY_FILE, settings.state_dir / NODES_FILE
+    acts = replace(settings.acts, history=history, lists=lists)
     bridge_config = BridgeConfig(slurm, settings.interval_seconds, allocator=settings.allocator, acts=acts)
     bridge = Bridge(server, channel, policies, bridge_config)
     try:

@@ -13,7 +13,9 @@ from cotenant.cli.outcome import CommandError
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (ActOptions(acts=("nodes",)), "--act must be cores or order, not 'nodes'"),
+        (ActOptions(acts=("core",)), "--act must be cores, order or nodes, not 'core'"),
+        (ActOptions(acts=("cpusets",)), "run `cotenant slurm-bridge node --act cpusets` on each"),
+        (ActOptions(acts=("cores",), nodes_by="fgd"), "--nodes-by must be used with --act nodes"),
         (ActOptions(dry_run=True), "--dry-run must be used with --act cores or --act order"),
         (ActOptions(acts=("order",), override=True), "--override-cpus must be used with --act cores"),
         (ActOptions(acts=("cores",), weight=5), "--order-weight must be used with --act order"),

@@ -74,8 +74,8 @@ def acting(config: ActConfig, slurm: SlurmCommands, shown: Picture) -> Acting:
     """Return acts on a cluster that was read."""
     watch = ClusterWatch(slurm)
     watch.picture, watch.problem = shown, ""
-    policy = plugins.load("cotenant.queue_policies", "srsf")
-    return Acting(config, slurm, watch, cast("StartTimes", FakeStartTimes(watch)), policy)
+    policies = plugins.load("cotenant.queue_policies", "srsf"), plugins.load("cotenant.placement_policies", "fgd")
+    return Acting(config, slurm, watch, cast("StartTimes", FakeStartTimes(watch)), policies)
 
 
 def pending(count: int) -> Picture:

@@ -41,6 +41,17 @@ def test_shorter_jobs_come_first_and_an_array_is_one() -> None:
     assert planned_order(cluster, estimates, policy, NOW) == ["2", "3", "1"]
 
 
+def test_a_job_is_as_large_as_its_larger_share() -> None:
+    jobs = [
+        replace(JOB, id="1", number=1, cpus=8),  # two GPUs' share of the cores
+        replace(JOB, id="2", number=2, cpus=1),
+        replace(JOB, id="3", number=3, gpus_total=0, cpus=6),
+    ]
+    cluster = picture([SlurmNode("n1", cores=16, gpus=4)], *jobs)
+    policy = plugins.load("cotenant.queue_policies", "srsf")
+    assert planned_order(cluster, {job.id: estimate(10) for job in jobs}, policy, NOW) == ["2", "3", "1"]
+
+
 JOBS = st.lists(st.integers(0, 60), unique=True, max_size=30).map(lambda some: [str(one) for one in some])
 
 
