@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -228,8 +228,19 @@ def _line(state: DemoState, job: DemoJob) -> Line:
         wait=short_seconds(views.wait_seconds(known, now)),
         run=short_seconds(ran) if ran else "",
         rate=f"{rate:.1f}" if rate else "",
-        where=why or where,
+        where=_with_names(why, state.ids) or where,
     )
+
+
+def _with_names(why: str, ids: Mapping[str, str]) -> str:
+    """Return a reason with the names of the demo's jobs in place of their ids.
+
+    >>> _with_names("made room for 0tnk (logs), behind 0tnm", {"logs": "0tnk", "gang": "0tnm"})
+    'made room for logs, behind gang'
+    """
+    for name, job_id in ids.items():
+        why = why.replace(f"{job_id} ({name})", name).replace(job_id, name)
+    return why
 
 
 def _cells(line: Line) -> list[str]:
