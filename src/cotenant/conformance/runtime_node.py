@@ -118,7 +118,7 @@ class Node:
 
 @asynccontextmanager
 async def opened(runtime: Runtime, state_dir: Path, *, leaves: bool = False) -> AsyncIterator[Node]:
-    """Yield a node with a runtime that is open; then all its attempts are stopped, unless it `leaves` them, or fails."""
+    """Yield a node with an open runtime; at the end its attempts are stopped, unless it `leaves` them and succeeds."""
     node = Node(runtime, state_dir)
     node.recovered = list(await runtime.open(node.context, node.told.append))
     try:
