@@ -19,7 +19,7 @@ from cotenant.node_agent.probes.pressure import pressure_within
 from cotenant.node_agent.runtime import orphan_processes
 from cotenant.node_agent.runtime.attempt_cores import AttemptCores
 from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
-from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
+from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status, duration
 from cotenant.node_agent.runtime.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.runtime.launch import CannotLaunch
 from cotenant.node_agent.runtime.runtime_port import Usage
@@ -146,12 +146,19 @@ class RunningAttempt:
         """Order the supervisor, which has started, to keep another time limit; return why not, or None."""
         if self.pidfd < 0 or self.directory is None:
             return "its supervisor does not run"
+        changed = agent_pb2.Assignment()
+        changed.CopyFrom(self.assignment)
+        changed.spec.ClearField("time_limit")
+        if limit_seconds is not None:
+            changed.spec.time_limit.CopyFrom(duration(limit_seconds))
         try:
             self.directory.write_time_limit(limit_seconds)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGUSR1)
+            self.directory.replace_assignment(changed)
         except OSError as error:
             return f"the limit cannot be written: {error.strerror}"
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGUSR1)
+        self.assignment = changed
         return None
 
     def as_ordered(self, status: Status) -> Status:

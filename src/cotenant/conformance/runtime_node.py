@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -76,17 +76,30 @@ class Node:
 
     def __init__(self, runtime: Runtime, state_dir: Path) -> None:
         self.runtime, self.told, self.recovered = runtime, list[Status](), list[RecoveredAttempt]()
+        self.launched: set[AttemptKey] = set()
         cores = [resources_pb2.Core(id=cpu, cpus=[cpu]) for cpu in CPUS]
         self.context = RuntimeContext(NODE, state_dir, resources_pb2.Inventory(cores=cores), 1 << 20, 10, 1e9)
 
     async def launch(self, job_id: str, *command: str, cpus: Sequence[int] = (), ranks: int = 1) -> AttemptKey:
         """Launch a program and return its attempt's key."""
+        key = AttemptKey(job_id, 1)
+        self.launched.add(key)
         await self.runtime.launch(assignment_of(job_id, command, cpus=cpus, ranks=ranks))
-        return AttemptKey(job_id, 1)
+        return key
 
     def ends(self, key: AttemptKey) -> list[Status]:
         """Return the ends that were reported of an attempt."""
         return [status for status in self.told if status.key == key and status.ended]
+
+    async def stop_all(self) -> None:
+        """Stop all attempts that have not ended, and wait for their ends."""
+        known = {one.status.key: one.status.ended for one in self.recovered}
+        left = {*self.launched, *(key for key, has_ended in known.items() if not has_ended)}
+        left -= {status.key for status in self.told if status.ended}
+        for key in left:
+            self.runtime.stop(key, 0.0)
+        for key in left:
+            await self.ended(key)
 
     async def ended(self, key: AttemptKey) -> Status:
         """Wait for an attempt's end."""
@@ -105,15 +118,16 @@ class Node:
 
 @asynccontextmanager
 async def opened(runtime: Runtime, state_dir: Path, *, leaves: bool = False) -> AsyncIterator[Node]:
-    """Yield a node with a runtime that is open; at the end all its attempts are stopped, unless it `leaves` them."""
+    """Yield a node with an open runtime; at the end its attempts are stopped, unless it `leaves` them and succeeds."""
     node = Node(runtime, state_dir)
     node.recovered = list(await runtime.open(node.context, node.told.append))
     try:
         yield node
+        if not leaves:
+            await node.stop_all()
+    except BaseException:
+        with suppress(AssertionError):  # the first error says more
+            await node.stop_all()
+        raise
     finally:
-        keys = {*(status.key for status in node.told), *(one.status.key for one in node.recovered)}
-        ended = {status.key for status in (*node.told, *(one.status for one in node.recovered)) if status.ended}
-        for key in sorted(keys - ended) if not leaves else ():
-            runtime.stop(key, 0.0)
-            await node.ended(key)
         await runtime.close()

@@ -43,11 +43,11 @@ _CONDITIONS = {
     "afternotok": pb.DEPENDENCY_CONDITION_AFTER_FAIL,
     "after": pb.DEPENDENCY_CONDITION_AFTER_STARTED,
 }
-_DELAYED = "+MINUTES would start it that long after the job's start; a job here may wait for the start, or use --begin"
 _NOT_EXPRESSED = {
     "aftercorr": "would start each task after the other array's task with its index; afterok waits for all of them"
 }
 SINGLETON = "singleton"
+MINUTES_DIGITS_MAX = 7
 
 
 class Script(NamedTuple):
@@ -67,11 +67,16 @@ class EarlySignal(NamedTuple):
 
 
 class Submission(NamedTuple):
-    """A job to submit; `singleton` says that it waits for the caller's jobs of the same name."""
+    """A job to submit.
+
+    `singleton` says that it waits for the caller's jobs of the same name, `delays` for how many minutes after the start
+    of others.
+    """
 
     spec: pb.JobSpec
     shape: Shape
     singleton: bool
+    delays: Sequence[tuple[str, int]] = ()
 
 
 def submission_of(given: Given, script: Script, user: str, warn: Callable[[str], None]) -> Submission:
@@ -90,7 +95,7 @@ def submission_of(given: Given, script: Script, user: str, warn: Callable[[str],
     _set_times(spec, values, warning)
     _set_place(spec, given, warn)
     _set_sharing(spec, values, warn)
-    singleton = _set_dependencies(spec, values)
+    singleton, delays = _set_dependencies(spec, values)
     if "array" in given:
         _set_array(spec, values)
     folder = str(Path.cwd())
@@ -99,7 +104,7 @@ def submission_of(given: Given, script: Script, user: str, warn: Callable[[str],
     spec.command.extend(_command(given, script, shape.nodes, warning, is_array="array" in given))
     if wrong:
         raise SlurmError(*wrong)
-    return Submission(spec, shape, singleton)
+    return Submission(spec, shape, singleton, delays)
 
 
 def _set_resources(spec: pb.JobSpec, shape: Shape) -> None:
@@ -201,8 +206,9 @@ def _set_array(spec: pb.JobSpec, values: Values) -> None:
     )
 
 
-def _set_dependencies(spec: pb.JobSpec, values: Values) -> bool:
-    """Set the dependencies; return whether the job is a singleton."""
+def _set_dependencies(spec: pb.JobSpec, values: Values) -> tuple[bool, list[tuple[str, int]]]:
+    """Set the dependencies; return whether the job is a singleton, and its delays."""
+    delays = list[tuple[str, int]]()
 
     def read(text: str) -> bool:
         singleton = False
@@ -215,17 +221,22 @@ def _set_dependencies(spec: pb.JobSpec, values: Values) -> bool:
             singleton |= bool(match[3])
             for one in (match[2] or "").split(":") if match[2] else ():
                 kind = match[1].lower()
-                if kind in _NOT_EXPRESSED or "+" in one:
-                    raise SlurmError(f"{part}: {_NOT_EXPRESSED.get(kind, _DELAYED)}")
-                spec.dependencies.add(id=read_id(one), condition=_CONDITIONS[kind])
+                if kind in _NOT_EXPRESSED:
+                    raise SlurmError(f"{part}: {_NOT_EXPRESSED[kind]}")
+                job_id, plus, minutes = one.partition("+")
+                if plus and (kind != "after" or not minutes.isdecimal() or len(minutes) > MINUTES_DIGITS_MAX):
+                    raise ValueError(text)
+                spec.dependencies.add(id=read_id(job_id), condition=_CONDITIONS[kind])
+                if plus:
+                    delays.append((read_id(job_id), int(minutes)))
         return singleton
 
     message = "Batch job submission failed: Job dependency problem: --dependency={value}"
     try:
-        return values.read("dependency", read, False, message)
+        return values.read("dependency", read, False, message), delays
     except SlurmError as error:
         values.wrong.append(f"{message.format(value=values.given['dependency'])}: {error}")
-        return False
+        return False, delays
 
 
 def _slurm_variables(given: Given, shape: Shape, spec: pb.JobSpec, folder: str, user: str) -> dict[str, str]:

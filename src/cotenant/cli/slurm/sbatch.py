@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ from cotenant.cli.slurm.options import (
     read_environment,
 )
 from cotenant.cli.slurm.outcome import FAILED, SlurmError, of_mesh, warn
+from cotenant.cli.slurm.times import MINUTE
 from cotenant.cli.slurm.users import user_name
+from cotenant.codec.times import seconds, timestamp
 from cotenant.core.model.job_number import number_of
 from cotenant.v1.job_pb2 import (
     DEPENDENCY_CONDITION_AFTER,
@@ -29,6 +32,7 @@ from cotenant.v1.job_pb2 import (
     JOB_PHASE_STARTING,
     JOB_PHASE_STOPPING,
     JOB_PHASE_SUSPENDED,
+    JobSpec,
 )
 from cotenant.v1.job_service_pb2 import CreateJobRequest, JobFilter, ListJobsRequest
 
@@ -184,6 +188,8 @@ def submit(submission: Submission, *, test_only: bool = False) -> str:
             earlier = await mesh.jobs.ListJobs(ListJobsRequest(filter=wanted, page_size=1000))
             for job_id in dict.fromkeys(job.spec.array_task.array_id or job.id for job in earlier.jobs):
                 spec.dependencies.add(id=job_id, condition=DEPENDENCY_CONDITION_AFTER)
+        for job_id, minutes in submission.delays:
+            await _delay(mesh, spec, job_id, minutes)
         if not spec.HasField("array"):
             request = CreateJobRequest(spec=spec, request_id=request_id, validate_only=test_only)
             return (await mesh.jobs.CreateJob(request)).job
@@ -203,3 +209,24 @@ def _wait(job_id: str) -> int:
     from cotenant.cli.slurm.waiting import wait_for
 
     return FAILED if any(code for code in wait_for(job_id)) else 0
+
+
+async def _delay(mesh: Mesh, spec: JobSpec, job_id: str, minutes: int) -> None:
+    """Let a job begin at the earliest so many minutes after the start of another job, or of all tasks of an array.
+
+    Raises:
+        SlurmError: that has not started, so that nobody knows when.
+    """
+    from cotenant.cli.slurm.finding import find_one  # few jobs have a delay
+
+    failed = f"{SUBMISSION_FAILED}Job dependency problem: "
+    starts = [seconds(job.attempt.start_time) for job in await find_one(mesh, job_id, failed)]
+    if not all(starts):
+        raise SlurmError(
+            f"{failed}after:{number_of(job_id)}+{minutes}: the job has not started; here a delay is counted from the "
+            "start of a job that runs or has ended",
+            "hint: submit it then, or use --begin",
+        )
+    begin = max(starts) + minutes * MINUTE
+    if begin > max(time.time(), seconds(spec.begin_time)):
+        spec.begin_time.CopyFrom(timestamp(begin))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.cli.mesh.settings import Settings, read_settings, with_profile
+from cotenant.cli.mesh.settings import Settings, agent_settings, read_settings, with_profile
 from cotenant.cli.outcome import CommandError
 from cotenant.core.policy.profiles import DEFAULT, GROUPS, find
 from cotenant.simulator.scenario import Scenario
@@ -46,3 +46,10 @@ def test_a_simulation_relieves_contention_only_where_jobs_contend(speed: str, co
     scenario = Scenario("sample", "2x8", options=options).under(find("full"))
     assert {group: getattr(scenario, group) for group in GROUPS} == {**find("full").names(), "contention": contention}
     assert scenario.options.get("simulator") == options.get("simulator")
+
+
+def test_the_runtime_of_agents_is_chosen_by_name(tmp_path: Path) -> None:
+    assert agent_settings(Settings())["runtime"] == "process"
+    (tmp_path / "settings.toml").write_text('runtime = "proces"')
+    with pytest.raises(CommandError, match=r"there is no runtime 'proces'; did you mean process\?"):
+        agent_settings(read_settings(tmp_path / "settings.toml"))

@@ -101,6 +101,8 @@ async def test_a_running_job_gets_another_limit_counted_from_its_start(
     assert json.loads(await until(lambda: changed.read_text() if changed.exists() else "")) == {"limit_seconds": 7200.0}
     placement.send(time_limits=[agent_pb2.TimeLimitOrder(job_id="longer", number=1, epoch=10)])  # none
     await until(lambda: json.loads(changed.read_text()) == {"limit_seconds": None})
+    recorded = agent_pb2.Assignment.FromString((changed.parent / "assignment").read_bytes())
+    assert not recorded.spec.HasField("time_limit") or recorded.spec.time_limit.seconds == 7200
     placement.send(time_limits=[agent_pb2.TimeLimitOrder(job_id="longer", number=1, epoch=9, time_limit=duration(1))])
     placement.send(stops=[agent_pb2.StopOrder(job_id="longer", number=1, epoch=10)])
     assert (await placement.ended("longer")).stop_reason != TIME_LIMIT
