@@ -9,7 +9,9 @@ without a dashboard, one open page.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from http.cookiejar import CookieJar
@@ -53,6 +56,8 @@ SECONDS, SECONDS_QUICK = 15.0, 5.0  # of each measurement
 SECONDS_MAX = 300.0
 TRIES = 5
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SECONDS_TRACED = 4.0
+WORK_BAR_MS = 16.0  # half of what a frame may take
 FRAME_BAR_MS, PAINT_BAR_MS, BEHIND_BAR_SECONDS = 34.0, 300.0, 1.0
 SCROLL = """async (seconds) => {
   const area = document.querySelector('.scroller') || document.scrollingElement, frames = [];
@@ -71,6 +76,9 @@ SCROLL = """async (seconds) => {
 EMPTY = (
     "<body style='margin:0'><div class=scroller style='height:100vh;overflow-y:scroll'><div style='height:440000px'>"
 )
+TRACED = ("devtools.timeline", "disabled-by-default-devtools.timeline", "cc", "viz", "toplevel")
+PAINTING = frozenset({"Paint", "PrePaint", "Layerize", "Commit"})  # what makes the picture of what was laid out
+RASTERING = frozenset({"RasterTask", "Display::DrawAndSwap"})  # without a GPU, on the processor
 PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
 
 
@@ -264,6 +272,7 @@ async def _frames(page: Any, pages: Pages, seconds: float, where: str) -> list[h
         await page.wait_for_selector("#live[data-state=live]")
         await asyncio.sleep(2.0)
         frames = await page.evaluate(SCROLL, seconds)
+        rows += await _work(page, name, where)
         for percent in (50, 95):
             value, base = (harness.percentile(one, percent) for one in (frames, reference))
             bar = f"≤ {FRAME_BAR_MS:g} ms, or 1.5 × the empty page's" if percent == 95 else ""
@@ -271,6 +280,49 @@ async def _frames(page: Any, pages: Pages, seconds: float, where: str) -> list[h
             title = f"{where}: a frame while {name} scroll, p{percent}"
             rows.append(harness.Row(title, value, "ms", base, "an empty page", bar, holds))
     return rows
+
+
+async def _work(page: Any, name: str, where: str) -> list[harness.Row]:
+    """Measure the processor time of a frame while scrolling, from a trace: others hardly change it."""
+    browser = page.context.browser
+    await browser.start_tracing(page=page, categories=TRACED)
+    frames = await page.evaluate(SCROLL, SECONDS_TRACED)
+    laid_out, whole, raster = frame_times(json.loads(await browser.stop_tracing())["traceEvents"])
+    title = f"{where}: processor time of a frame while {name} scroll"
+    figures = (
+        (f"{title}: script, style and layout, p95", harness.percentile(laid_out, 95), WORK_BAR_MS),
+        (f"{title}: those and painting, p95", harness.percentile(whole, 95), None),
+        (f"{title}: raster in software, mean", raster / max(1, len(frames)), None),
+    )
+    return [
+        harness.Row(text, value, "ms", bar=f"≤ {bar:g} ms" if bar else "", holds=value <= bar if bar else None)
+        for text, value, bar in figures
+    ]
+
+
+def frame_times(events: Sequence[dict[str, Any]]) -> tuple[list[float], list[float], float]:
+    """Return the processor time of each frame on the page's main thread, without and with painting, and of all raster.
+
+    All are in ms. A frame lasts from one commit of the main thread to the next.
+    """
+    spans = [one for one in events if one.get("ph") == "X" and one.get("tdur")]
+    threads = {
+        (one["pid"], one["tid"])
+        for one in events
+        if one["name"] == "thread_name" and one["args"]["name"] == "CrRendererMain"
+    }
+    commits = [one for one in spans if one["name"] == "Commit" and (one["pid"], one["tid"]) in threads]
+    main = Counter((one["pid"], one["tid"]) for one in commits).most_common(1)[0][0]
+    ends = sorted(one["ts"] for one in commits if (one["pid"], one["tid"]) == main)
+    tasks, painting = [0.0] * (len(ends) + 1), [0.0] * (len(ends) + 1)
+    for one in spans:
+        if (one["pid"], one["tid"]) == main:
+            frame = bisect.bisect_left(ends, one["ts"])
+            tasks[frame] += one["tdur"] / 1e3 if one["name"] == "RunTask" else 0.0
+            painting[frame] += one["tdur"] / 1e3 if one["name"] in PAINTING else 0.0
+    raster = sum(one["tdur"] for one in spans if one["name"] in RASTERING) / 1e3
+    whole = tasks[1:-1]
+    return [task - paint for task, paint in zip(whole, painting[1:-1], strict=True)], whole, raster
 
 
 async def _behind(page: Any, bench: Cluster, pages: Pages, where: str) -> harness.Row:

@@ -7,16 +7,13 @@ import json
 import os
 import re
 import shutil
-import ssl
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterator
-from http.cookiejar import CookieJar
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from tests.end_to_end.dashboard_client import SECONDS_MAX, Http, link_of

@@ -37,7 +37,7 @@ class EquivalenceKey:
 
 
 class Prediction(NamedTuple):
-    """A predicted total run time, with the confidence in it, the predictor that made it, and its band if there is one."""
+    """A predicted total run time, with the confidence in it, the predictor that made it, and its band if any."""
 
     seconds: float
     confidence: float

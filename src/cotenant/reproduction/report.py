@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -163,6 +164,7 @@ def page(found: Reproduced, plots: Sequence[tuple[Any, str]]) -> str:
     from markupsafe import Markup
 
     from cotenant.simulator import report
+    from cotenant.simulator.report.components import parts
 
     folders = [Path(__file__).parent, Path(report.__file__).parent]
     environment = Environment(
@@ -180,4 +182,14 @@ def page(found: Reproduced, plots: Sequence[tuple[Any, str]]) -> str:
         tables=[(table, table_rows(table)) for table in found.findings.tables],
         plots=[(plot, Markup(svg)) for plot, svg in plots],  # drawn by us; matplotlib escapes its texts
         versions=versions(),
+        verdict=verdict(found.findings.measured),
+        **parts(),
     )
+
+
+def verdict(measured: Sequence[Measured]) -> str:
+    """Return in a sentence how many claims were met; "" without claims."""
+    if not measured:
+        return ""
+    counts = Counter(one.verdict.value for one in measured)
+    return f"{len(measured)} claims: {', '.join(f'{count} {name}' for name, count in counts.most_common())}"

@@ -29,7 +29,7 @@ from cotenant.web.rows import to_json
 
 RUNS_MAX = 2  # in all; a principal has one
 SECONDS_MAX = 900.0
-CPU_SECONDS_MAX = 300  # of the process
+CPU_SECONDS_MAX = 600  # of the process
 LINE_BYTES_MAX = 4 * 1024 * 1024  # of what the process writes
 QUIET_SECONDS = 1.0  # without progress; then a comment, which notices that the page is gone
 KINDS = ("profile", *TRIED.values())

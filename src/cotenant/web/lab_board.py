@@ -17,7 +17,8 @@ from cotenant.web.queue_board import free, queue_rows
 from cotenant.web.rows import Row
 
 SECONDS = 5.0
-JOBS_MAX = 20_000  # in a snapshot that the lab takes
+JOBS_MAX = 10_000  # in a snapshot that the lab takes: five policies then need half of the processor time that they may
+RUN_JOBS, RUN_SECONDS, RUN_GROWTH = 500, 1.1, 4 / 3  # processor time of one policy, measured with 500 and 2,000 jobs
 OTHERS_MAX = 4  # policies beside those in use
 TRIED = {"cotenant.queue_policies": "queue", "cotenant.placement_policies": "placement"}
 SHOWN = {**TRIED, "cotenant.cpu_allocators": "allocator"}  # decide in a simulation of a snapshot
@@ -32,11 +33,24 @@ async def read(ask: Ask) -> Mapping[str, Row]:
     return {
         **{name: {"rows": one.rows, "trouble": one.trouble} for name, one in found.items()},
         "profiles": {"rows": [{"name": one.name, "summary": one.summary} for one in PROFILES.values()], "trouble": ""},
-        "limits": {"jobs_max": JOBS_MAX, "others_max": OTHERS_MAX},
+        "limits": {
+            "jobs_max": JOBS_MAX,
+            "others_max": OTHERS_MAX,
+            "policy_seconds": round(policy_seconds(sum(one["seen"] for one in jobs.rows)), 1),
+        },
     }
 
 
 KIND = BoardKind(read, SECONDS)
+
+
+def policy_seconds(jobs: int) -> float:
+    """Return about how much processor time the simulation of one policy takes, in seconds, with so many jobs.
+
+    >>> [round(policy_seconds(jobs)) for jobs in (500, 2_000, 10_000)]
+    [1, 7, 60]
+    """
+    return RUN_SECONDS * float(jobs / RUN_JOBS) ** RUN_GROWTH
 
 
 async def count_jobs(mesh: Mesh) -> list[Row]:

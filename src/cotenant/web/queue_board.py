@@ -32,8 +32,8 @@ KIND = BoardKind(read, SECONDS)
 def place_of(answer: ExplainJobResponse, now: float) -> Row:
     """Return a waiting job's place in the order and what decides it."""
     view = explanation_view(answer, now)
-    names = ("position", "waiting", "level", "score", "votes", "queue_policy", "forecast", "outlook", "ahead", "ahead_count")
-    return {name: view[name] for name in (*names, "ending")}
+    order = ("position", "waiting", "level", "score", "votes", "queue_policy")
+    return {name: view[name] for name in (*order, "forecast", "outlook", "ahead", "ahead_count", "ending")}
 
 
 async def queue_rows(mesh: Mesh) -> list[Row]:

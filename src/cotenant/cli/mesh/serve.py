@@ -37,11 +37,11 @@ from cotenant.cli.mesh.security_options import (
 )
 from cotenant.cli.mesh.settings import (
     TRACE_URL_HELP,
-    check_trace_url,
     Settings,
     agent_settings,
     archive_path,
     check_failure_rules,
+    check_trace_url,
     folder_rules,
     hold_rules,
     merged,

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from cotenant.plugins import POLICY_GROUPS
 from cotenant.simulator.comparison.summary import Comparison, Spread
 from cotenant.simulator.recording.event_file import digest_of, versions
+from cotenant.simulator.report.components import parts
 from cotenant.simulator.report.plots import Plot
 from cotenant.simulator.report.style import ARMS
 
@@ -61,6 +62,8 @@ def page(comparison: Comparison, plots: Sequence[tuple[Plot, str]]) -> str:
         if many
         else f"{first.queue} on {_file(first.trace)}",
         many=many,
+        verdict=verdict(comparison) if many else "",
+        **parts(),
         trace=first.trace,
         cluster=first.cluster,
         known=_known(comparison),
@@ -78,6 +81,19 @@ def page(comparison: Comparison, plots: Sequence[tuple[Plot, str]]) -> str:
         notes=comparison.notes,
         about=_about(comparison),
     )
+
+
+def verdict(comparison: Comparison) -> str:
+    """Return in a sentence which arm has the least average JCT; "" if no arm has one."""
+    figures = {arm.label: comparison.figures(arm.label) for arm in comparison.runs.arms}
+    means = {label: one["avg_jct_seconds"].mean for label, one in figures.items() if "avg_jct_seconds" in one}
+    if not means:
+        return ""
+    best = min(means, key=lambda label: means[label])
+    if best == comparison.baseline:
+        return f"No arm has a smaller average JCT than {best}"
+    ratio = _times(means[best] / means[comparison.baseline]) if means.get(comparison.baseline) else ""
+    return f"{best} has the smallest average JCT{f': {ratio} that of {comparison.baseline}' if ratio else ''}"
 
 
 def _known(comparison: Comparison) -> str:

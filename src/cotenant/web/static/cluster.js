@@ -7,7 +7,6 @@ import { answers } from "./rows.js";
 const LEGEND_MAX = 40, CARD_LEAST = 260, PADDING = 12, LINE = 20, TILE = 14, SPACE = 3, DAY_MINUTES = 1440;
 const WORDS = { ready: "ready", cordoned: "cordoned", draining: "draining", away: "disconnected", lost: "lost" };
 const MODES = { held: "held by jobs", use: "GPU or CPU in use", bandwidth: "memory bandwidth in use", pressure: "stalled by CPU, memory or I/O" };
-const SCALE = ["#cfe1f2", "#93c3df", "#4b97c9", "#1f67ad", "#08306b"]; // one hue, so that it is read without telling hues apart
 const nodes = new Map(), heat = new Map(), places = new Map(), dirty = new Set();
 const byName = new Intl.Collator("en", { numeric: true }).compare;
 const forecasts = answers("/api/forecasts", () => { if (minutes > 0) redrawAll(); });
@@ -51,7 +50,8 @@ function share(node) {
   return gpus ? node.gpus_used / gpus : cores ? node.cores_used / cores : 0;
 }
 
-const colourOf = (value) => SCALE[Math.min(SCALE.length - 1, Math.floor(value * SCALE.length))];
+const scale = () => css("--heat").split(" "); // one hue, so that it is read without telling hues apart
+const colourOf = (value) => { const all = scale(); return all[Math.min(all.length - 1, Math.floor(value * all.length))]; };
 
 function drawMap() {
   const width = map.parentElement.clientWidth, ratio = devicePixelRatio || 1;
@@ -162,7 +162,7 @@ function legend() {
 
 function showScale() {
   $("scale").replaceChildren(el("span", { class: "muted" }, `${MODES[mode][0].toUpperCase()}${MODES[mode].slice(1)}: 0`),
-    ...SCALE.map((colour) => { const one = el("span", { class: "step" }); one.style.background = colour; return one; }), el("span", { class: "muted" }, "100 %"));
+    ...scale().map((colour) => { const one = el("span", { class: "step" }); one.style.background = colour; return one; }), el("span", { class: "muted" }, "100 %"));
 }
 
 function verdict() {
@@ -170,8 +170,8 @@ function verdict() {
   const ill = sorted.reduce((sum, node) => sum + node.numa.reduce((more, part) => more + part.gpus.filter((gpu) => gpu.ill).length, 0), 0);
   gap($("heat-gap"), mode === "held" ? null : heatState, "Samples are");
   if (capacity?.trouble) { say($("verdict"), "Nodes are unknown"); say($("capacity"), capacity.trouble); return; }
-  if (capacity) say($("capacity"), `${capacity.gpus_used} of ${plural(capacity.gpus, "GPU")} and ${capacity.cores_used} of ${plural(capacity.cores, "core")} in use`);
-  if (sorted.length) say($("verdict"), off || ill ? `${sorted.length - off} of ${plural(sorted.length, "node")} take work${ill ? `, ${plural(ill, "ill GPU")}` : ""}` : sorted.length === 1 ? "The node takes work" : `All ${sorted.length} nodes take work`);
+  if (capacity) say($("capacity"), `${capacity.gpus_used.toLocaleString("en")} of ${plural(capacity.gpus, "GPU")} and ${capacity.cores_used.toLocaleString("en")} of ${plural(capacity.cores, "core")} in use`);
+  if (sorted.length) say($("verdict"), off || ill ? `${sorted.length - off} of ${plural(sorted.length, "node")} take work${ill ? `, ${plural(ill, "ill GPU")}` : ""}` : sorted.length === 1 ? "The node takes work" : `All ${sorted.length.toLocaleString("en")} nodes take work`);
   const empty = $("empty"), nothing = !sorted.length && capacity?.nodes === 0;
   empty.hidden = !nothing;
   $("map-card").hidden = !sorted.length;
@@ -231,7 +231,7 @@ for (const button of $("modes").querySelectorAll("button")) {
 showScale();
 onKey("n", () => { $("when").value = 0; travel(); });
 
-const restyle = () => { newTheme(); legendKey = ""; redrawAll(); };
+const restyle = () => { newTheme(); legendKey = ""; showScale(); redrawAll(); };
 addEventListener("themechange", restyle);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
 let sizing = 0;

@@ -163,7 +163,7 @@ function showCurve() {
     width: $("curve").clientWidth || $("job").clientWidth - 40, height: 180, legend: { show: false }, cursor: { drag: { x: false, y: false } },
     hooks: { draw: [(plot) => markTheta(plot, theta)] },
     scales: { x: { time: false, range: (_, low, high) => [Math.min(low, theta || low), Math.max(high, theta)] }, y: { range: (_, low, high) => [0, high * 1.15 || 1] } },
-    axes: [axis("cores per replica"), axis("learned steps per second", { size: 56 })],
+    axes: [axis("cores per replica"), axis("learned steps/s", { size: 56 })],
     series: [{ label: "Cores" }, { label: "Rate", stroke: css("--accent"), width: 2, points: { show: true, size: 6 } }],
   }, [points.map((one) => one.cores), points.map((one) => one.rate)], $("curve"));
 }
@@ -180,7 +180,7 @@ function markTheta(plot, theta) {
   ctx.font = `600 ${13 * ratio}px system-ui`;
   ctx.textBaseline = "top";
   ctx.textAlign = x > bbox.left + bbox.width / 2 ? "right" : "left";
-  ctx.fillText("θ", x + (ctx.textAlign === "right" ? -6 : 6) * ratio, bbox.top + 4 * ratio);
+  ctx.fillText("θ", x + (ctx.textAlign === "right" ? -6 : 6) * ratio, bbox.top + bbox.height - 18 * ratio);
   ctx.restore();
 }
 

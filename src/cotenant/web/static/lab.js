@@ -75,7 +75,9 @@ function showButtons() {
   $("run").disabled = Boolean(asking || why) || !chosen.size || !part("jobs").length;
   $("run").hidden = Boolean(asking);
   $("stop").hidden = !asking;
-  say($("chosen"), asking ? "" : `${chosen.size} of ${most} chosen, beside those in use.`);
+  const seconds = (1 + chosen.size) * (board.get("limits")?.policy_seconds || 0);
+  const cost = chosen.size && !why && part("jobs").length ? ` This takes about ${duration(Math.max(1, seconds))} of processor time.` : "";
+  say($("chosen"), asking ? "" : `${chosen.size} of ${most} chosen, beside those in use.${cost}`);
   $("running").hidden = !asking;
 }
 
