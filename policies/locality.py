@@ -27,6 +27,7 @@ from cotenant.core.placement.scores import (
     SLOW,
     Candidates,
     Scorer,
+    Scores,
     Weights,
     marked,
 )
@@ -293,12 +294,22 @@ def _on_best_type(
 ) -> Offer | None:
     """Place a gang on nodes of one GPU type, the best by score that has room; else on any nodes."""
     scores = by_type(Candidates(gang, ledger, ledger.open)) if by_type else None
-    if scores is not None and sum(part.demand.gpu_milli > 0 for part in gang.parts) == len(gang.parts):
-        for score in np.unique(scores[ledger.open & ledger.has_gpus]).tolist():
-            with only_open(ledger, ledger.open & ledger.has_gpus & (scores == score)):
+    if scores is not None and all(part.demand.gpu_milli for part in gang.parts):
+        for kind in _types_with_room(gang, ledger, scores):
+            with only_open(ledger, ledger.open & (ledger.type_numbers == kind)):
                 if (offer := place(gang, ledger)) is not None:
                     return offer
     return place(gang, ledger)
+
+
+def _types_with_room(gang: Gang, ledger: Ledger, scores: Scores) -> list[int]:
+    """Return the GPU types of which enough are free for a gang, by number, those that score best first."""
+    numbers, count = ledger.type_numbers, len(ledger.gpu_types)
+    enough = np.ones(count, dtype=np.bool_)
+    for part in gang.parts:
+        enough &= np.bincount(numbers, np.minimum(ledger.room(part.demand), part.replicas), count) >= part.replicas
+    _, first = np.unique(numbers, return_index=True)  # any node of each type: types are numbered as they appear
+    return sorted(np.flatnonzero(enough).tolist(), key=lambda kind: (float(scores[first[kind]]), kind))
 
 
 def _in_rack(gang: Gang, ledger: Ledger) -> Offer | None:

@@ -18,7 +18,7 @@ from cotenant.core.model.validation import Violation
 from cotenant.core.placement.assembly import place_on_best, place_on_fewest
 from cotenant.core.placement.gang_allocation import take
 from cotenant.core.placement.packing import able_to_hold, could_hold_all
-from cotenant.core.placement.scores import BALANCED_CORES, BEST_FIT, ELSEWHERE, Weights, marked
+from cotenant.core.placement.scores import BEST_FIT, ELSEWHERE, Weights, marked
 from cotenant.core.placement.unschedulable import no_place, quick_shortage
 from cotenant.core.policy.cluster_view import EMPTY_CLUSTER, ClusterView, Reclaim, RunningJob
 from cotenant.policies.multi_array.borrowing import NodeOccupancy, counting, make_room
@@ -64,7 +64,6 @@ class MultiArray:
         warm_up_seconds: time until the first split; then twice as long, and so on up to resize_seconds.
         lend_cores: whether CPU jobs borrow reserved cores.
         lend_gpus: whether small gangs borrow GPUs of the large gangs' array.
-        balance_cores: whether small gangs go where the largest share of the cores is free, instead of best fit.
         trial_cores: idle cores beside each busy GPU that are not lent, so that its job can try more cores.
         trial_seconds: time after a job's start for which those cores are kept; may be infinite.
         cpu_wait_seconds: mean wait of CPU jobs above which gangs with GPUs take none of their cores; may be infinite.
@@ -72,11 +71,10 @@ class MultiArray:
         """
 
         large_gpus: int = 4
-        resize_seconds: float = 604_800.0
-        warm_up_seconds: float = 3600.0
+        resize_seconds: float = 14_400.0
+        warm_up_seconds: float = 300.0
         lend_cores: bool = True
         lend_gpus: bool = True
-        balance_cores: bool = True
         trial_cores: int = 1
         trial_seconds: float = 900.0
         cpu_wait_seconds: float = 600.0
@@ -140,8 +138,7 @@ class MultiArray:
                 self._resizes_at = now + self._gap_seconds
             self._split = split(ledger, self._demand, self.options.large_gpus)
             self._large_first: Weights = {**BEST_FIT, marked(~self._split.large): ELSEWHERE}
-            small = BALANCED_CORES if self.options.balance_cores else BEST_FIT
-            self._small_first: Weights = {**small, marked(~self._split.small): ELSEWHERE}
+            self._small_first: Weights = {**BEST_FIT, marked(~self._split.small): ELSEWHERE}
             self._unreserved: Counts = ledger.total_cores - self._split.reserved
         self._shapes, self._looked = ledger.shapes, True
         return there

@@ -34,11 +34,11 @@ OPTIONS = {
     "xiao": "interval_seconds=1200 warm_up_seconds=30 measure_seconds=60 confidence_min=0.5 trials=true",
     "fgd": "workload= weights=alike",
     "locality": (
-        "server_seconds=300 rack_seconds=300 dedicated_share=0.5 balance_cores=false moves_max=2 "
+        "server_seconds=300 rack_seconds=300 dedicated_share=0.5 balance_cores=false gpu_types=false moves_max=2 "
         "settled_seconds=1800 gain_min=2"
     ),
     "multi-array": (
-        "large_gpus=4 resize_seconds=604800 warm_up_seconds=3600 lend_cores=true lend_gpus=true trial_cores=1 "
+        "large_gpus=4 resize_seconds=14400 warm_up_seconds=300 lend_cores=true lend_gpus=true trial_cores=1 "
         "trial_seconds=900 cpu_wait_seconds=600 guard_seconds=3600"
     ),
     "qos": "interference=philly prefer=packed stretch_max=1.25",

@@ -79,7 +79,7 @@ class Settings:
     reclaim: bool = True
     reserve_after_seconds: float = 600.0
     reservations: int = 1
-    fair_share: str = "throughput"
+    fair_share: str = "tenants"
     usage_half_life_seconds: float = 7 * 86_400.0
     window_seconds: float = 10.0
     profile_seconds: float = 300.0

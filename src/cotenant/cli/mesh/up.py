@@ -121,7 +121,7 @@ def up(
     ] = None,
     fair_share: Annotated[
         str | None,
-        typer.Option(metavar="RULE", help="Fair sharing by weight: throughput (GPUs count by speed), tenants, or off."),
+        typer.Option(metavar="RULE", help="Fair sharing by weight: tenants, throughput (GPUs count by speed), or off."),
     ] = None,
     usage_half_life_seconds: Annotated[
         float | None,

@@ -105,7 +105,7 @@ class TypePrices:
         speeds = _speeds(estimate, typical, kinds)
         if speeds is None:
             return None
-        prices = _prices(typical, kinds, ledger)
+        prices = _prices(typical, kinds, ledger) if typical else dict.fromkeys(kinds, 0.0)
         by_type = [round(prices[kind] - speeds[kind], DECIMALS) if kind in speeds else 0.0 for kind in ledger.gpu_types]
         scores: NDArray[np.float64] = np.array(by_type)[ledger.type_numbers]
 

@@ -117,7 +117,7 @@ class Rules:
 
 
 RULES = Rules()
-SHARING = Rules(fair_share=FairShare.THROUGHPUT)  # the default of a mesh
+SHARING = Rules(fair_share=FairShare.TENANTS)  # the default of a mesh
 
 
 def choose(
