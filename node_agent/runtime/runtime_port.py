@@ -211,6 +211,15 @@ class ThrottlingRuntime(Protocol):
 
 
 @runtime_checkable
+class ContainerGpuRuntime(Protocol):
+    """A runtime that gives containers GPUs by specs, which may be written while the agent runs."""
+
+    async def refresh_container_gpus(self) -> bool:
+        """Look at the specs again if they have changed; return whether that changes the inventory."""
+        ...
+
+
+@runtime_checkable
 class HotPlugRuntime(Protocol):
     """A runtime that restores running attempts' CPUs that the kernel removed while they were offline."""
 
