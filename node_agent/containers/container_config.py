@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotenant.node_agent.containers.cdi import NO_EDITS, CdiHook, CdiMount, ContainerEdits, DeviceNode
-from cotenant.node_agent.containers.container_runtime import ContainerRuntime
+from cotenant.node_agent.containers.container_runtime import Runtime
 
 OCI_VERSION = "1.0.2"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of images that set none
@@ -72,7 +72,7 @@ class ContainerPlace:
 
 
 def container_spec(
-    runtime: ContainerRuntime,
+    runtime: Runtime,
     place: ContainerPlace,
     image: Image,
     binds: Iterable[Bind],
@@ -120,7 +120,9 @@ def _user(user: Mapping[str, Any] | None, groups: Iterable[int]) -> dict[str, ob
 
 def _device(device: DeviceNode) -> dict[str, object]:
     numbers = {"major": device.major, "minor": device.minor, "fileMode": device.mode}
-    return {"path": device.path, "type": device.type, **numbers, "uid": device.uid, "gid": device.gid}
+    # "source" is no key of OCI: without root, a device file cannot be made, and that of the node is mounted.
+    owner = {"uid": device.uid, "gid": device.gid}
+    return {"path": device.path, "source": device.source, "type": device.type, **numbers, **owner}
 
 
 def _cdi_mount(mount: CdiMount) -> dict[str, object]:

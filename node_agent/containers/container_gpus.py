@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ SPEC_BYTES_MAX = 4 << 20
 CLASS = "/gpu"  # end of the kinds of GPUs
 NODE_TYPES = {stat.S_IFCHR: "c", stat.S_IFBLK: "b", stat.S_IFIFO: "p"}
 NODE_PREFIX = "/dev/nvidia"
-HOW = "write one with `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`, and restart the agent"
+HOW = "write one with `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
 
 
 class NoDevice(Exception):
@@ -60,6 +61,15 @@ class ContainerGpus:
             specs = specs if specs is not None else _Specs(self._directories, self._owner_uid)
             found += self._edits(uuid, specs)
         return _of_this_node(found)
+
+    def state_of_specs(self) -> tuple[object, ...]:
+        """Return what differs once a spec was written, changed or removed. Blocks."""
+        found: list[object] = []
+        for path in (path for directory in self._directories for path in _files(directory)):
+            with suppress(OSError):
+                status = path.stat()
+                found.append((path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        return tuple(found)
 
     def why_none(self) -> str:
         """Return why containers get no GPUs here, in one sentence; "" if they get them. Blocks."""

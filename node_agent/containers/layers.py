@@ -190,7 +190,7 @@ def _open_in_root(root: int, path: str) -> int:
 
 
 def _make_directory(parent: int, name: str, entry: tarfile.TarInfo) -> None:
-    mode = entry.mode & 0o1777
+    mode = entry.mode & 0o1777 | (0 if os.geteuid() == 0 else 0o700)  # it is still to be filled, and removed one day
     with suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             os.chmod(name, mode, dir_fd=parent)

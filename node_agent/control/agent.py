@@ -24,6 +24,7 @@ from cotenant.name_resolution import NAMES
 from cotenant.node_agent.control.agent_config import AgentConfig
 from cotenant.node_agent.control.attempt import Attempts
 from cotenant.node_agent.control.attempt_manager import AttemptManager
+from cotenant.node_agent.control.container_gpu_watch import ContainerGpuWatch
 from cotenant.node_agent.control.contention_link import ContentionLink
 from cotenant.node_agent.control.disk_watch import DiskWatch, Evictions
 from cotenant.node_agent.control.epoch_fence import EpochFence
@@ -52,7 +53,7 @@ from cotenant.node_agent.probes.inventory import SYSFS, ProbeOptions, probe
 from cotenant.node_agent.probes.memory_bandwidth import NodeBandwidth
 from cotenant.node_agent.probes.nvml_link import NvmlLink
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
-from cotenant.node_agent.runtime.runtime_port import HotPlugRuntime, Runtime, RuntimeContext
+from cotenant.node_agent.runtime.runtime_port import ContainerGpuRuntime, HotPlugRuntime, Runtime, RuntimeContext
 from cotenant.node_agent.runtime.socket_paths import remove_socket_directory, socket_directory
 from cotenant.node_agent.runtime.uploaded_folder import UploadedFolders
 from cotenant.node_agent.supervisor.lease import LEASE, Lease, boot_id
@@ -157,6 +158,10 @@ class _Parts:
             heal=runtime.heal if isinstance(runtime, HotPlugRuntime) else None,
             interval_seconds=interval_seconds, sysfs=SYSFS,
         )  # fmt: skip
+        self.container_gpus = ContainerGpuWatch(
+            inventory, runtime.refresh_container_gpus if isinstance(runtime, ContainerGpuRuntime) else None,
+            report=outbox.report_inventory, interval_seconds=interval_seconds,
+        )  # fmt: skip
         sources = SampleSources(
             attempts, self.progress.rate_over, self.profiles.in_progress, throttles.held,
             self.health.utilisation_percent,
@@ -193,6 +198,7 @@ class _Parts:
             "loop_lag": self.loop_lag.run,
             "name_checks": NAMES.run,
             "cpus": self.hot_plug.run,
+            "container_gpus": self.container_gpus.run,
             "disk_watch": self.disk.run,
             "placement_link": self.placement.run,
         }.items():

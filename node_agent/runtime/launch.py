@@ -28,7 +28,7 @@ from cotenant.node_agent.containers.container_config import (
     variables_of,
 )
 from cotenant.node_agent.containers.container_gpus import ContainerGpus, NoDevice
-from cotenant.node_agent.containers.container_runtime import ContainerRuntime
+from cotenant.node_agent.containers.container_runtime import Runtime
 from cotenant.node_agent.enforcement.core_changes import task_group
 from cotenant.node_agent.enforcement.hook import NewAttempt
 from cotenant.node_agent.enforcement.hooks import Hooks, end_hook, make_hooks, variables
@@ -95,7 +95,7 @@ class LaunchContext:
     users: UserMapping = field(default_factory=UserMapping)
     hidden: tuple[str, ...] = ()
     starter: SupervisorStarter = field(default_factory=SupervisorStarter)
-    containers: ContainerRuntime | None = None
+    containers: Runtime | None = None
     secrets: SecretFiles = field(default_factory=lambda: SecretFiles(Path("/nonexistent")))
     nesting: Nesting | None = None
     container_gpus: ContainerGpus | None = None
@@ -109,7 +109,7 @@ def launch_context(
     notify_path: str,
     hidden: tuple[str, ...],
     secrets: SecretFiles,
-    containers: ContainerRuntime | None = None,
+    containers: Runtime | None = None,
 ) -> LaunchContext:
     """Return what a node's attempts share, with hooks that are still to be opened."""
     return LaunchContext(
@@ -397,9 +397,11 @@ def put_in_containers(
     bundles, work = directory.path / BUNDLES, str((directory.path / "work").resolve())
     sockets = make_private_directory(progress_path)
     sockets.chmod(0o711)  # the socket in it belongs to the job's user
-    shared = [Bind(work, work), Bind(str(sockets), str(Path(progress_path).parent.resolve()))]
+    seen = str(Path(progress_path).parent.resolve())  # namespaces show the socket there already
+    shared = [Bind(work, work), Bind(seen if spec["tasks"][0]["isolation"] else str(sockets), seen)]
     shared += [Bind(path, path, read_only=True) for path in HOST_FILES if os.path.isfile(path)]
     shared += [Bind(secrets, secrets, read_only=True)] if secrets else []
+    show_in_namespaces(spec, image, bundles)
     for task in spec["tasks"]:
         place = ContainerPlace(str(bundles / f"task-{task['rank']}"), str(bundles / "state"))
         for made in (place.state, *(f"{place.bundle}/{name}" for name in (ROOT_FILES, LAYER, FOLDER))):
@@ -415,6 +417,15 @@ def put_in_containers(
             task["submit_directory"]["environment"] = {}  # they are for the node's programs
         task["python_environment"] = None
     (bundles / IMAGE).write_text(image.digest)
+
+
+def show_in_namespaces(spec: dict[str, Any], image: Image, bundles: Path) -> None:
+    """Let tasks that have namespaces mount the image and their bundles, which are among what these hide."""
+    isolation = spec["tasks"][0]["isolation"]  # one for all tasks
+    if isolation is not None:
+        bundles.mkdir(mode=0o700, exist_ok=True)
+        shown = [str(bundles.resolve()), *([] if image.of_user else [image.root])]
+        isolation["shown"] += [(path, path) for path in shown]
 
 
 def recorded_image(directory: AttemptDirectory) -> str:

@@ -83,6 +83,7 @@ class ProcessRuntime:
         self._background = BackgroundTasks()
         self._not_enforced: list[str] = []
         self._seen_gpus: set[str] = set()
+        self._cdi_state: tuple[object, ...] = ()
 
     async def open(self, context: RuntimeContext, changed: Callable[[Status], None]) -> Sequence[RecoveredAttempt]:
         """Bind the supervisors' socket, then read the recorded attempts."""
@@ -101,7 +102,7 @@ class ProcessRuntime:
         secrets = await asyncio.to_thread(open_secret_files, context.state_dir)
         private = [context.state_dir, secrets.root, *context.hidden]
         identity = await asyncio.to_thread(find_identity, context.users, private)
-        containers = await asyncio.to_thread(find_runtime)
+        containers = await asyncio.to_thread(find_runtime, isolated=bool(identity.hidden))
         self._surroundings = launch_module.launch_context(
             context, place, str(self._sockets / NOTIFY), identity.hidden, secrets, containers
         )
@@ -334,6 +335,18 @@ class ProcessRuntime:
         if why and not self._context.inventory.container_gpus_missing:
             log.warning("container_gpus_missing", why=why)
         self._context.inventory.container_gpus_missing = why
+
+    async def refresh_container_gpus(self) -> bool:
+        """Look at the CDI specs again if they have changed; return whether that changes the inventory."""
+        gpus, before = self._surroundings.container_gpus, self._context.inventory.container_gpus_missing
+        if self._surroundings.containers is None or gpus is None:
+            return False
+        state = await asyncio.to_thread(gpus.state_of_specs)
+        if state == self._cdi_state:
+            return False
+        self._cdi_state = state
+        await asyncio.to_thread(self._find_container_gpus)
+        return self._context.inventory.container_gpus_missing != before
 
     async def _launch(self, attempt: RunningAttempt) -> None:
         """Start a supervisor and watch it. Raises an error only if none was started."""

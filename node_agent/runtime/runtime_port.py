@@ -216,6 +216,16 @@ class TimeLimitRuntime(Protocol):
 
     async def limit_time(self, key: AttemptKey, limit_seconds: float | None) -> str | None:
         """Hold a running attempt to this limit from its start on, also after a restart; return why not, or None."""
+        ...
+
+
+@runtime_checkable
+class ContainerGpuRuntime(Protocol):
+    """A runtime that gives containers GPUs by specs, which may be written while the agent runs."""
+
+    async def refresh_container_gpus(self) -> bool:
+        """Look at the specs again if they have changed; return whether that changes the inventory."""
+        ...
 
 
 @runtime_checkable

@@ -44,11 +44,11 @@ if TYPE_CHECKING or __package__:
         Namespaces,
     )
     from cotenant.node_agent.supervisor.launch_faults import JOB_FAULT, cause_of
-    from cotenant.node_agent.supervisor.task_process import TaskProcess, die_with_parent
+    from cotenant.node_agent.supervisor.task_process import TaskProcess, as_list, die_with_parent
 else:
     from isolation import CLONE_NEWNS, LIBC, MS_BIND, MS_NODEV, MS_NOSUID, MS_REC, MS_SLAVE, Namespaces
     from launch_faults import JOB_FAULT, cause_of
-    from task_process import TaskProcess, die_with_parent
+    from task_process import TaskProcess, as_list, die_with_parent
 
 MNT_DETACH = 2
 PR_CAPBSET_DROP = 24
@@ -133,8 +133,10 @@ class ContainerTask(TaskProcess):
 class ContainerLauncher:
     """Creates and starts the container of one task. `spec` is the task's `container`; see `container_spec`."""
 
+    overlay_options = ""
+
     def __init__(self, spec: dict[str, object], environment: dict[str, str], command: list[str]) -> None:
-        self._runtime = [str(word) for word in _list(spec["runtime"])]
+        self._runtime = [str(word) for word in as_list(spec["runtime"])]
         self._name, self._bundle = str(spec["name"]), str(spec["bundle"])
         self._image = str(spec["image"])
         self._image_of_user = bool(spec["image_of_user"])
@@ -243,7 +245,7 @@ class ContainerLauncher:
             mount("tmpfs", layer, "tmpfs", 0, "mode=0755")
             for name in ("upper", "work"):
                 os.mkdir(os.path.join(layer, name), 0o755)
-            below = f"lowerdir=/proc/self/fd/{image},upperdir={layer}/upper,workdir={layer}/work"
+            below = f"lowerdir=/proc/self/fd/{image},upperdir={layer}/upper,workdir={layer}/work{self.overlay_options}"
             mount("overlay", root, "overlay", MS_NOSUID | MS_NODEV, below)
         except OSError as error:
             raise ContainerFault(f"its image cannot be mounted: {error}", cause_of(error, "process")) from error
@@ -304,7 +306,7 @@ def as_user(user: dict[str, object] | None) -> Iterator[None]:
         return
     own_user, own_group, own_groups = os.geteuid(), os.getegid(), os.getgroups()
     try:
-        os.setgroups([int(str(group)) for group in _list(user["groups"])])
+        os.setgroups([int(str(group)) for group in as_list(user["groups"])])
         os.setegid(int(str(user["gid"])))
         os.seteuid(int(str(user["uid"])))
         yield
@@ -332,8 +334,3 @@ def _first_line(path: str) -> str:
             return file.readline().strip()
     except OSError:
         return ""
-
-
-def _list(value: object) -> list[object]:
-    assert isinstance(value, list)
-    return value

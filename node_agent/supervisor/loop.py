@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     import socket
+    from typing import Any
 
     from cotenant.node_agent.supervisor.cgroups import Group, GroupError
     from cotenant.node_agent.supervisor.launch_faults import NOT_LAUNCHED, cause_of, mark_executing
@@ -467,12 +468,15 @@ class Supervisor:
             self.message = f"{self.message}; {note}" if self.message else note
 
 
-def _kind_of(task: dict[str, object]) -> type[TaskProcess]:
+def _kind_of(task: dict[str, Any]) -> type[TaskProcess]:
     """Return the class of a task; what runs containers is imported only for jobs that have one."""
     if not task.get("container"):
         return TaskProcess
     if TYPE_CHECKING:
         from cotenant.node_agent.supervisor.container import ContainerTask
-    else:
+        from cotenant.node_agent.supervisor.rootless import RootlessTask
+    elif task["container"]["runtime"]:
         from container import ContainerTask
-    return ContainerTask
+    else:
+        from rootless import RootlessTask
+    return ContainerTask if task["container"]["runtime"] else RootlessTask

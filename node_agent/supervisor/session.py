@@ -121,9 +121,9 @@ class Session:
         self._report(b"ended " + self.status)
 
     def _namespaces(self, init_pid: int) -> Namespaces | None:
-        if self.task.in_container:
-            return ContainerNamespaces(init_pid)
-        return join_namespaces(init_pid) if self.task.isolation else None
+        if self.task.isolation:  # of a container without root, too
+            return join_namespaces(init_pid)
+        return ContainerNamespaces(init_pid) if self.task.in_container else None
 
     def _report(self, message: bytes) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from tests.end_to_end import remains
 from tests.end_to_end.commands import COTENANT, SECONDS_MAX, Serving, environment_of
 from tests.end_to_end.waiting import until
+from tests.support.images import layer_of_directory, make_root, write_layout
 from tests.support.unprivileged import AS_USER, USER, need_another_user
 
 pytestmark = pytest.mark.root
@@ -30,6 +32,7 @@ class OwnMesh:
         """Run a command and return its output."""
         ended = subprocess.run(
             [*AS_USER, COTENANT, *words],
+            cwd=self.home,
             env={**self.environment, **more},
             capture_output=True,
             text=True,
@@ -99,3 +102,56 @@ def test_other_users_cannot_submit(mesh: OwnMesh) -> None:
     assert "--shared-identity" in said
     (note,) = [line for line in mesh("tokens").splitlines() if "eve" in line]
     assert "user" in note
+
+
+def test_its_jobs_run_in_containers_without_root(mesh: OwnMesh) -> None:
+    (node,) = json.loads(mesh("nodes", "--json"))
+    if node["container_runtime"] != "rootless":
+        pytest.skip("no image can be mounted without root here")
+    image = make_root(mesh.home / "image")
+    layout = write_layout(mesh.home / "layout", [layer_of_directory(image)], config={"Env": ["COLOR=blue"]})
+    own_folder(mesh)
+    seen = (
+        "cat note; pwd; id -u; ls /; env; grep -E 'CapEff|NoNew' /proc/self/status; echo x > /etc/issue; echo x > made"
+    )
+    said = mesh("submit", "--cpus", "1", "--image", f"oci:{layout}", "--wait", "--", "sh", "-c", seen)
+    assert {"mine", str(mesh.home), str(USER), "COLOR=blue", "NoNewPrivs:\t1"} <= set(said.splitlines())
+    assert "CapEff:\t0000000000000000" in said
+    assert not {"usr", "root"} & set(said.splitlines())
+    assert (mesh.home / "made").read_text() == "x\n"
+    assert (image / "etc/issue").read_text() == "made for a test\n"
+    hidden = ("cat", str(mesh.state / "token"))
+    assert "No such file" in mesh("submit", "--image", f"dir:{image}", "--wait", "--", *hidden, code=1)
+    assert_ends_are_told(mesh, f"dir:{image}")
+    assert_a_warning_a_mount_and_a_session_work(mesh, f"dir:{image}")
+
+
+def own_folder(mesh: OwnMesh) -> None:
+    (mesh.home / "note").write_text("mine\n")
+    (mesh.home / "data").mkdir()
+    (mesh.home / "data/f").write_text("content\n")
+    for path in (mesh.home, *mesh.home.rglob("*")):
+        if mesh.state not in (path, *path.parents):
+            os.chown(path, USER, USER, follow_symlinks=False)
+
+
+def assert_ends_are_told(mesh: OwnMesh, image: str) -> None:
+    words = ("submit", "--cpus", "1", "--image", image, "--wait", "--")
+    assert "ended with status 3" in mesh(*words, "sh", "-c", "exit 3", code=1)
+    assert "was ended by signal 9" in mesh(*words, "sh", "-c", "kill -9 $$", code=1)
+    assert "command not found in the image: no-such" in mesh(*words, "no-such", code=1)
+    missing = mesh("submit", "--cpus", "1", "--image", "dir:/no/such", "--wait", "--", "true", code=1)
+    assert "the image /no/such cannot be opened: No such file or directory" in missing
+
+
+def assert_a_warning_a_mount_and_a_session_work(mesh: OwnMesh, image: str) -> None:
+    script = "trap 'echo warned; exit 0' TERM; cat /data/f; echo here > /tmp/mark; echo y > /data/g; "
+    script += "while :; do sleep 0.1; done"
+    job = mesh(
+        "submit", "--cpus", "1", "--image", image, "--mount", f"{mesh.home}/data:/data:ro", "--", "sh", "-c", script
+    ).strip()
+    until(lambda: "Read-only file system" in mesh("logs", job), "the job")
+    assert mesh("exec", job, "--", "sh", "-c", "cat /tmp/mark; pwd; ls /").startswith(f"here\n{mesh.home}\nbin\n")
+    mesh("cancel", job)
+    until(lambda: "warned" in mesh("logs", job), "the end of the job")
+    assert "content" in mesh("logs", job)

@@ -153,9 +153,8 @@ def test_a_job_that_does_not_run_is_named_with_its_state(cli: Cli, mesh: Mesh) -
     ended = cli.submit("--cpus", "1", "--", "true")
     mesh.client.wait_for(ended, Phase.SUCCEEDED)
     held = cli.submit("--hold", "--cpus", "1", "--", "true")
-    for job_id, phase in ((ended, "succeeded"), (held, "suspended")):
-        said = cli("exec", job_id, "--", "true", code=1).error
-        assert f"job {job_id} is not running: it is {phase}" in said
+    for job_id, how in ((ended, "has ended: it succeeded"), (held, "is not running: it is suspended")):
+        assert f"job {job_id} {how}" in cli("exec", job_id, "--", "true", code=1).error
 
 
 def test_a_session_ends_with_its_job(cli: Cli, mesh: Mesh) -> None:

@@ -77,7 +77,8 @@ def _place(record: Record, start: SessionStart) -> tuple[int, str]:
     attempt = record.job.attempt
     if record.phase.ended or attempt.state != job_pb2.ATTEMPT_STATE_RUNNING:
         phase = PHASES.from_wire(record.job.phase).value.lower()
-        raise errors.failed_precondition(NOT_RUNNING, f"job {record.id} is not running: it is {phase}")
+        how = f"has ended: it {phase}" if phase in ("succeeded", "failed") else f"is not running: it is {phase}"
+        raise errors.failed_precondition(NOT_RUNNING, f"job {record.id} {how}")
     nodes = {task.rank: part.node_id for part in attempt.allocations for task in part.tasks}
     rank = start.rank if start.HasField("rank") else min(nodes, default=0)
     if rank not in nodes:

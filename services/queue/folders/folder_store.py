@@ -157,8 +157,7 @@ class _TenantFolders:
         self._reserve(size)
         written = 0
         try:
-            for chunk in chunks:
-                written += len(chunk) if self._chunks.write(chunk)[1] else 0
+            written = self._chunks.write_all(chunks)
         except OSError as error:
             raise errors.exhausted("UPLOAD_DISK", f"the queue cannot write the upload: {error.strerror}") from error
         finally:

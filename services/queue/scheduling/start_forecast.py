@@ -178,7 +178,7 @@ async def add_forecast(
         if left_seconds := begins_in_seconds(record):
             answer.outlook = at_begin_time(left_seconds)
         elif state.open(record) and not state.backing_off(record):
-            answer.outlook = "is unknown until the next scheduling cycle"
+            answer.outlook = "start time unknown until the next scheduling cycle"
         return
     fair = config.rules.fair_share.shares
     waiting = list(islice(in_order(state, state.ranked, WAITING_MAX, fair=fair), WAITING_MAX))
@@ -203,7 +203,7 @@ async def _forecast_by_backlog(state: State, record: Record, answer: pb.ExplainJ
     usual = _usual_seconds(list(state.held.values()), now)
     found = await backlog(state, record, fair=fair, remaining_time_of=lambda one: _occupied(state, one, now, usual))
     if found is None:
-        answer.outlook = f"is unknown: starts are forecast only for the first {WAITING_MAX} waiting jobs"
+        answer.outlook = f"start time unknown: starts are forecast only for the first {WAITING_MAX} waiting jobs"
         return
     answer.ahead_count = found.jobs
     answer.forecast.job_id = record.id

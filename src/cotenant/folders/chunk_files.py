@@ -6,8 +6,8 @@ A chunk is written to a temporary file, which gets its name only once it is comp
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,32 +64,42 @@ class ChunkFiles:
     def write(self, data: bytes) -> tuple[bytes, bool]:
         """Write a chunk; return its digest, and whether it is new here. Raises `OSError`."""
         digest = digest_of(data)
+        return digest, bool(self.write_all([data]))
+
+    def write_all(self, chunks: Iterable[bytes]) -> int:
+        """Write chunks; return how many bytes of them are new here. Raises `OSError`.
+
+        All are written before the first is flushed, so that the file system flushes them together.
+        """
+        written: dict[bytes, tuple[Path, int]] = {}
+        with ExitStack() as undo:
+            for data in chunks:
+                digest = digest_of(data)
+                if digest not in written and not self.use(digest):
+                    temporary = self.root / TEMPORARY / os.urandom(16).hex()
+                    undo.callback(temporary.unlink, missing_ok=True)
+                    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                        file.write(data)
+                    written[digest] = temporary, len(data)
+            if self._durable:
+                for temporary, _ in written.values():
+                    flush(temporary)
+            return sum(size for digest, (temporary, size) in written.items() if self._name(temporary, digest))
+
+    def _name(self, temporary: Path, digest: bytes) -> bool:
+        """Give a complete chunk its name; return whether it is new."""
         target = self.path(digest)
-        if self.use(digest):
-            return digest, False
         target.parent.mkdir(mode=0o700, exist_ok=True)
-        temporary = self.root / TEMPORARY / os.urandom(16).hex()
         try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
-                file.flush()
-                if self._durable:
-                    os.fsync(file.fileno())
             os.link(temporary, target)
-        except FileExistsError:
-            return digest, False
-        finally:
-            temporary.unlink(missing_ok=True)
-        return digest, True
+        except FileExistsError:  # somebody else has written it meanwhile
+            return False
+        return True
 
     def flush_names(self, digests: Iterator[bytes]) -> None:
         """Flush the directories that have these chunks' names to disk. Raises `OSError`."""
         for place in sorted({self.path(digest).parent for digest in digests}):
-            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            flush(place)
 
     def read(self, digest: bytes) -> bytes:
         """Return a chunk.
@@ -120,3 +130,12 @@ class ChunkFiles:
                             with suppress(FileNotFoundError, ValueError):
                                 found = file.stat(follow_symlinks=False)
                                 yield StoredChunk(bytes.fromhex(file.name), found.st_size, found.st_mtime)
+
+
+def flush(path: Path) -> None:
+    """Flush a file, or a directory's names, to disk. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

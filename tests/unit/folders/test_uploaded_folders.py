@@ -30,6 +30,7 @@ from cotenant.cli.jobs.folder_scan import scan
 from cotenant.cli.jobs.folder_upload import prepare
 from cotenant.cli.outcome import CommandError
 from cotenant.codec.errors import Problem
+from cotenant.folders.chunk_files import ChunkFiles
 from cotenant.folders.content import FILE, BadFolder, digest_of, pages_of
 from cotenant.node_agent.runtime.uploaded_folder import CannotFetch, UploadedFolders
 from cotenant.services.queue.folders.folder_store import ChunksMissing
@@ -96,6 +97,19 @@ def test_a_crash_leaves_no_half_chunk(project: Path, tmp_path: Path) -> None:
     folders = store(tmp_path / "store")  # the queue starts again
     assert folders.of("lab").missing(record.page_digests) == []
     assert not left.exists()
+
+
+def test_chunks_of_a_request_are_written_before_the_first_is_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks, flushed = ChunkFiles(tmp_path / "chunks", durable=True), list[int]()
+    chunks.open()
+    monkeypatch.setattr(os, "fsync", lambda _: flushed.append(len(list((tmp_path / "chunks/tmp").iterdir()))))
+    assert chunks.write_all([b"one", b"two!", b"one"]) == 7
+    assert flushed == [2, 2]
+    assert not list((tmp_path / "chunks/tmp").iterdir())
+    assert chunks.write_all([b"two!", b"three"]) == 5
+    assert sorted(chunk.size_bytes for chunk in chunks.all()) == [3, 4, 5]
 
 
 def test_a_tenant_has_a_quota(project: Path, tmp_path: Path) -> None:

@@ -6,11 +6,16 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import grpc.aio
+
 from cotenant.cli.connection import Mesh
 from cotenant.cli.name_lookup import find_job
 from cotenant.cli.outcome import CommandError, sanitize, usage_error
+from cotenant.codec.errors import from_error
 from cotenant.v1.job_pb2 import FilePart, FileSelection, Job
 from cotenant.v1.job_service_pb2 import ReadFilesRequest
+
+NO_FILES = "NO_OUTPUT"  # the reason of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +65,26 @@ async def read_parts(mesh: Mesh, wanted: Wanted, *, list_only: bool = False) -> 
     selection = FileSelection(path=wanted.path, list_only=list_only)
     request = ReadFilesRequest(id=job.id, attempt=wanted.attempt, rank=wanted.rank, files=selection)
     count = 0
-    async for response in mesh.jobs.ReadFiles(request):
-        count += 1
-        yield response.part
+    try:
+        async for response in mesh.jobs.ReadFiles(request):
+            count += 1
+            yield response.part
+    except grpc.aio.AioRpcError as error:
+        if not count and from_error(error).reason == NO_FILES and _ran_in_folder(job):
+            folder = sanitize(job.spec.submit_directory.path)
+            raise CommandError(
+                f"job {job.id} started in your folder {folder}, and its files are there",
+                hint="with --upload . a job gets a copy of the folder, whose files `cotenant cp` fetches",
+            ) from None
+        raise
     if count == 1 and not wanted.path:
         mesh.report(f"the working directory is empty{_elsewhere(job)}")
     if not count:
         raise CommandError(f"{job.id}: its node has sent nothing")
+
+
+def _ran_in_folder(job: Job) -> bool:
+    return bool(job.spec.submit_directory.path) and not job.spec.upload and not job.spec.working_directory
 
 
 def _elsewhere(job: Job) -> str:

@@ -322,6 +322,21 @@ async def test_a_container_gets_exactly_its_gpus_by_the_cdi_spec(node: Node, ima
     assert "fake.yaml" in node.context.inventory.container_gpus_missing
 
 
+async def test_a_spec_that_is_written_while_the_agent_runs_counts(node: Node, tmp_path: Path) -> None:
+    assert not await node.runtime.refresh_container_gpus()
+    node.context.inventory.gpus[0].declared = False
+    (tmp_path / "cdi").mkdir()
+    spec = tmp_path / "cdi/fake.yaml"
+    spec.write_text("kind: [")
+    assert await node.runtime.refresh_container_gpus()
+    assert "fake.yaml" in node.context.inventory.container_gpus_missing
+    assert not await node.runtime.refresh_container_gpus()
+    spec.write_text(CDI)
+    spec.chmod(0o644)
+    assert await node.runtime.refresh_container_gpus()
+    assert not node.context.inventory.container_gpus_missing
+
+
 async def test_a_container_mounts_what_its_user_reaches_and_no_more(node: Node, image: Path, tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="cotenant-test-") as data:
         os.chmod(data, 0o777)

@@ -150,7 +150,7 @@ async def test_a_job_before_its_first_cycle_has_no_forecast(mesh: Mesh) -> None:
     await ordered(mesh, other)
     mesh.parts["queue"].service.state.ranked = ()
     told = await explained(mesh, other)
-    assert told.outlook == "is unknown until the next scheduling cycle"
+    assert told.outlook == "start time unknown until the next scheduling cycle"
 
 
 # What it costs others ------------------------------------------------------------------------------------------
