@@ -41,7 +41,8 @@ async def test_a_predictor_that_was_wrong_is_believed_less() -> None:
         assert seconds(after.remaining) == seconds(told.remaining) == 600
         assert seconds(after.remaining_p10) < 10
         used = state.records[waiting].prediction  # the order is as told
-        assert used and used[:3] == (600.0, told.confidence, "history")
+        assert used is not None
+        assert used[:3] == (600.0, told.confidence, "history")
 
         answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(gpus=1, expected_duration=EXPECTED)))
         assert answer.estimate.record.jobs == WRONG
