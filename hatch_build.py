@@ -20,6 +20,8 @@ GENERATED = ("v1", "agent", "internal", "storage")  # below src/cotenant; git ig
 FIRST_IMPORT, PURE_PYTHON = "from google.protobuf import descriptor as", "if not _descriptor._USE_C_DESCRIPTORS:"
 ADDED = "_descriptor_pool.Default().AddSerializedFile("
 EXPERIMENTAL = " # This class is part of an EXPERIMENTAL API."
+PAGES = "src/cotenant/web/static"
+PLAIN_PAGES = ("tables.js",)
 SHIPPED = "protos"  # likewise: the public protos and what they import, for clients in other languages
 FOREIGN = (  # protos of googleapis-common-protos: those that ours import, and the details of errors
     *("google/api/annotations.proto", "google/api/field_behavior.proto", "google/api/http.proto"),
@@ -161,6 +163,22 @@ def pack(path: Path) -> None:
     path.unlink()
 
 
+def pack_pages(root: Path, folder: Path) -> dict[str, str]:
+    """Compress the scripts and styles of the dashboard, which serves them so; return the place of each in the wheel.
+
+    The wheel leaves out the plain ones (see pyproject.toml), apart from that which reports read too.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    places = {}
+    for path in sorted((root / PAGES).glob("*.*s")):
+        if path.name not in PLAIN_PAGES:
+            packed = folder / f"{path.name}.gz"
+            packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+            places[str(packed)] = f"cotenant/web/static/{packed.name}"
+    return places
+
+
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's own generic, unused here
     """Hatch hook that runs before the files of the wheel are collected."""
 
@@ -168,3 +186,6 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchlin
         """Compile the stubs; they are part of the wheel although git ignores them."""
         compile_protos(Path(self.root))
         ship_protos(Path(self.root))
+        if self.target_name == "wheel" and version != "editable":
+            folder = Path(self.root) / "build" / "pages"
+            build_data["force_include"].update(pack_pages(Path(self.root), folder))

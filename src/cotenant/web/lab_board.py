@@ -50,7 +50,8 @@ def policy_seconds(jobs: int) -> float:
     >>> [round(policy_seconds(jobs)) for jobs in (500, 2_000, 10_000)]
     [1, 7, 60]
     """
-    return RUN_SECONDS * float(jobs / RUN_JOBS) ** RUN_GROWTH
+    seconds: float = RUN_SECONDS * (jobs / RUN_JOBS) ** RUN_GROWTH
+    return seconds
 
 
 async def count_jobs(mesh: Mesh) -> list[Row]:

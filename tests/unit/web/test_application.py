@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from cotenant.cli.mesh import login_links
 from cotenant.rpc.access import Access
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.web import application as module
-from cotenant.web.application import Site, application
+from cotenant.web.application import Site, Static, application
 from cotenant.web.guards import HEADERS
 from cotenant.web.sessions import IDLE_SECONDS
 
@@ -191,3 +192,13 @@ async def test_a_mesh_that_does_not_answer_is_said_so(browser: Browser, tmp_path
     await log_in(browser, tmp_path)
     page = await browser.get("/jobs/j1")
     assert (page.status, "The mesh does not answer" in page.body) == (503, True)
+
+
+async def test_scripts_and_styles_are_served_as_the_wheel_packs_them(tmp_path: Path) -> None:
+    for name in ("cluster.js", "style.css"):
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(b"/* " + name.encode() + b" */"))
+    files = Browser(Static(directory=tmp_path))
+    for name, kind in (("cluster.js", "text/javascript"), ("style.css", "text/css")):
+        answer = await files.head(f"/{name}")
+        assert (answer.status, answer.headers["content-encoding"]) == (200, "gzip")
+        assert answer.headers["content-type"].startswith(kind)

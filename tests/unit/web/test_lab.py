@@ -189,7 +189,7 @@ async def why(script: str, seconds_max: float = 60.0) -> str:
 async def test_what_the_process_writes_is_passed_on_and_its_death_is_told() -> None:
     assert await all_of(lab(RESULT)) == [Event("progress", "{}"), Event("result", '{"a":1}')]
     assert "was killed by SIGKILL" in await why("kill -9 $$")
-    assert "all of its 300 seconds of processor time" in await why("kill -XCPU $$")
+    assert "all of its 600 seconds of processor time" in await why("kill -XCPU $$")
     assert "ended with code 3" in await why("exit 3")
     assert "took longer than" in await why("exec sleep 600", 0.01)
 

@@ -98,6 +98,7 @@ EXCUSED = {
     "src/cotenant/cli/mesh/demo_programs/gang.py:exchange": "the demo's own replicas talk to each other",
     "src/cotenant/fail_points.py:_Directory.on_reach": "only tests arm fail points",
     "src/cotenant/cli/mesh/http_process.py:bind": "binds a port, receives nothing",
+    "src/cotenant/simulator/report/components.py:parts": "its script is part of this package",
     "src/cotenant/web/__main__.py:main": "its argument is written only by `up` and `serve`",
     "src/cotenant/web/__main__.py:_serve": "takes over a listening socket; uvicorn reads from it",
     "src/cotenant/web/http_server.py:_end_with_parent.<locals>.read": "detects the end of its input, ignores the rest",
