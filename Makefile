@@ -12,6 +12,7 @@ SCHEMATHESIS := .cotenant/schemathesis
 SLURM_CLIENTS := .cotenant/slurm-clients
 # torch is large, and only programs of jobs use it.
 TORCH := .cotenant/torch
+JUPYTER := .cotenant/jupyter
 SOURCES := pyproject.toml hatch_build.py $(shell find protos -name "*.proto")
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export GRPC_VERBOSITY ?= ERROR
@@ -22,7 +23,7 @@ ARGS ?=
 # One run in several processes, scheduled by tests/support/scheduler.py.
 RUN := python -m tests.support.compile && pytest -q -r fER --processes auto tests src
 
-.PHONY: help setup test durations verify fuzz chaos test-vm test-images test-api test-slurm test-slurm-clients test-torch test-typescript operations tests lint bench docs site reproduce demo clean
+.PHONY: help setup test durations verify fuzz chaos test-vm test-images test-api test-slurm test-slurm-clients test-torch test-jupyter test-typescript operations tests lint bench docs site reproduce demo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -94,6 +95,11 @@ test-torch: $(STAMP) ## install torch and resize a real torchrun job on a live m
 	@[ -x $(TORCH)/bin/torchrun ] || { python -m venv $(TORCH) && \
 	  $(TORCH)/bin/python -m pip install --quiet torch==2.13.0 numpy; }
 	@pytest -q --deep --timeout 900 tests/end_to_end/test_torchrun.py $(ARGS)
+
+test-jupyter: $(STAMP) ## install JupyterLab and run a kernel of it through `cotenant notebook`
+	@[ -x $(JUPYTER)/bin/jupyter-lab ] || { python -m venv $(JUPYTER) && \
+	  $(JUPYTER)/bin/python -m pip install --quiet jupyterlab==4.6.6 websocket-client==1.9.2; }
+	@pytest -q --deep --timeout 400 tests/end_to_end/test_jupyter.py $(ARGS)
 
 test-typescript: $(STAMP) ## build the client for Node with npm, pack it, and test it against a live mesh
 	@cd clients/typescript && npm ci --ignore-scripts && npm run --silent build && npm pack --silent --ignore-scripts
