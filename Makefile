@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 SCHEMATHESIS := .cotenant/schemathesis
 # Programs that are written for Slurm, with a hundred packages.
 SLURM_CLIENTS := .cotenant/slurm-clients
-# A kernel of Jupyter and what drives it: notebooks run without them, too.
+# JupyterLab, its kernel and what drives it: notebooks run without them, too.
 JUPYTER := .cotenant/jupyter
 # torch is large, and only programs of jobs use it.
 TORCH := .cotenant/torch
@@ -97,9 +97,10 @@ test-torch: $(STAMP) ## install torch and resize a real torchrun job on a live m
 	  $(TORCH)/bin/python -m pip install --quiet torch==2.13.0 numpy; }
 	@pytest -q --deep --timeout 900 tests/end_to_end/test_torchrun.py $(ARGS)
 
-test-jupyter: $(STAMP) ## install a Jupyter kernel and run notebooks in it, on a live mesh
-	@[ -d $(JUPYTER)/nbclient ] || python -m pip install --quiet --target $(JUPYTER) nbclient ipykernel
-	@pytest -q tests/end_to_end/test_notebooks.py -k jupyter
+test-jupyter: $(STAMP) ## install JupyterLab, run a kernel of it through `cotenant notebook`, and notebooks in it
+	@[ -x $(JUPYTER)/bin/jupyter-lab ] || { python -m venv $(JUPYTER) && \
+	  $(JUPYTER)/bin/python -m pip install --quiet jupyterlab==4.6.6 websocket-client==1.9.2; }
+	@pytest -q --deep --timeout 400 tests/end_to_end/test_jupyter.py tests/end_to_end/test_notebooks.py $(ARGS)
 
 test-typescript: $(STAMP) ## build the client for Node with npm, pack it, and test it against a live mesh
 	@cd clients/typescript && npm ci --ignore-scripts && npm run --silent build && npm pack --silent --ignore-scripts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -209,3 +210,43 @@ async def test_a_killed_leader_is_replaced_under_load(
     history = await history_of(etcd_of_all)
     assert history.wrong == []
     assert history.revisions > len(load.acknowledged)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(300)
+async def test_a_schedule_that_is_due_while_its_leader_is_killed_runs_once(
+    mesh: Separate, etcd_of_all: EtcdServer
+) -> None:
+    made = mesh.cli("submit", "--every", "* * * * *", "--name", "tick", "--workdir", "none", *ONE_CORE, "--", "true")
+    schedule_id = made.out.strip()
+    due = datetime.fromisoformat(mesh.cli.json("schedules", "show", schedule_id)["next"]).timestamp()
+    name = f"tick-{datetime.fromtimestamp(due, UTC):%Y%m%dT%H%M%SZ}"
+    first = await leading_part(mesh, etcd_of_all, "queue")
+    until(lambda: due - time.time() < 1.0, "the last second before it is due", seconds=90.0)
+    mesh.processes[first].freeze()
+    until(lambda: time.time() > due, "the due time")
+    mesh.kill(first)
+
+    def named() -> list[dict[str, str]]:
+        listed: list[dict[str, str]] = mesh.cli.json("jobs", "--all", "--label", f"schedule={schedule_id}")
+        return [job for job in listed if job["name"] == name]
+
+    try:
+        until(named, "the job of the due time")
+        mesh.start(first)
+        until(lambda: last_time(mesh, schedule_id) > due, "the next due time", seconds=90.0)
+        assert len(named()) == 1
+    finally:
+        until(lambda: is_deleted(mesh, schedule_id), "a leader that deletes the schedule")
+
+
+def last_time(mesh: Separate, schedule_id: str) -> float:
+    found = mesh.cli.json("schedules", "show", schedule_id)["last"]
+    return datetime.fromisoformat(found).timestamp() if found else 0.0
+
+
+def is_deleted(mesh: Separate, schedule_id: str) -> bool:
+    """Delete a schedule; return whether there was a leader to do so, which may have changed once more."""
+    ended = mesh.cli._run(["schedules", "delete", schedule_id], "", 60.0, {})
+    assert ended.returncode == 0 or "NO_LEADER" in ended.stderr, ended.stderr
+    return ended.returncode == 0

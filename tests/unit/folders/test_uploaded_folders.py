@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,7 @@ from cotenant.codec.errors import Problem
 from cotenant.folders.chunk_files import ChunkFiles
 from cotenant.folders.content import FILE, BadFolder, digest_of, pages_of
 from cotenant.node_agent.runtime.uploaded_folder import CannotFetch, UploadedFolders
-from cotenant.services.queue.folders.folder_store import ChunksMissing
+from cotenant.services.queue.folders.folder_store import ChunksMissing, FolderRules, FolderStore
 from cotenant.v1.folder_service_pb2 import FolderEntry
 
 
@@ -269,6 +271,35 @@ def test_a_file_that_changes_between_reading_and_sending_is_an_error(project: Pa
     (project / "a").write_text("longer")
     with pytest.raises(CommandError, match="a changes while it is read"):
         digests_of(found, None, lambda done, total: None)
+
+
+def test_a_file_that_cannot_be_read_is_an_error_that_names_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, opened = scan(str(project)), os.open
+
+    def refuse(path: str | bytes, flags: int, *more: int) -> int:
+        if os.fsencode(path).endswith(b"/a"):
+            raise PermissionError(13, "Permission denied")
+        return opened(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", refuse)  # root can read everything
+    with pytest.raises(CommandError, match="--upload: a cannot be read: permission denied"):
+        digests_of(found, None, lambda done, total: None)
+
+
+def test_two_uploads_of_one_folder_at_once_are_one(tmp_path: Path) -> None:
+    own = FolderStore(FolderRules(tmp_path / "store")).of("lab")
+    chunks, barrier = [bytes([number]) * 1000 for number in range(20)], threading.Barrier(4)
+
+    def send() -> None:
+        barrier.wait()
+        for place in range(0, len(chunks), 5):
+            own.write(chunks[place : place + 5])
+
+    with ThreadPoolExecutor(4) as senders:
+        for sent in [senders.submit(send) for _ in range(4)]:
+            sent.result()
+    assert own.missing(map(digest_of, chunks)) == []
+    assert own.free_bytes == FolderRules().quota_bytes - 20_000
 
 
 def test_unchanged_files_are_not_read_again(project: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from tests.support.images import Entry, layer_of, write_layout
 
+from cotenant.core.model.lifecycle import LaunchCause
 from cotenant.node_agent.containers.container_config import Image
 from cotenant.node_agent.containers.images import ImageStore
+from cotenant.node_agent.containers.layers import Unpacker
 from cotenant.node_agent.containers.oci_layout import BadImage
+from cotenant.node_agent.runtime.launch import CannotLaunch, launch_step
 
 BASE = [
     Entry("etc"),
@@ -123,6 +128,38 @@ def test_an_image_that_cannot_be_used_is_refused_with_the_reason(store: ImageSto
     assert "name one as oci:DIR:TAG" in refusal(store, f"oci:{layout}")
     big = write_layout(tmp_path / "big", [layer_of([Entry("big", bytes(2 << 20))])])
     assert "it is larger than the cache of images" in refusal(store, f"oci:{big}")
+
+
+def test_a_disk_that_fills_while_unpacking_is_the_nodes_fault_and_leaves_nothing(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a file system")
+    disk = tmp_path / "images"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        store = ImageStore(disk, 1 << 30, list)
+        store.open()
+        layout = write_layout(tmp_path / "layout", [layer_of([Entry("big", bytes(2 << 20))])])
+        with pytest.raises(CannotLaunch, match="No space left on device") as caught, launch_step(LaunchCause.DIRECTORY):
+            unpacked(store, f"oci:{layout}")
+        assert caught.value.cause == LaunchCause.DISK
+        assert not list(disk.iterdir())
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_without_root_directories_that_root_made_read_only_are_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    archive = layer_of([Entry("usr", mode=0o555), Entry("usr/bin", mode=0o555), Entry("usr/bin/x", b"x", mode=0o555)])
+    place = tmp_path / "root"
+    place.mkdir()
+    unpacker = Unpacker(str(place), 1 << 20)
+    unpacker.unpack(io.BytesIO(archive))
+    unpacker.close()
+    assert [(place / name).stat().st_mode & 0o777 for name in ("usr", "usr/bin", "usr/bin/x")] == [0o755, 0o755, 0o555]
 
 
 @pytest.mark.deep
