@@ -84,7 +84,8 @@ test-api: $(STAMP) ## call a live mesh over HTTP as its OpenAPI document allows,
 
 test-slurm: $(STAMP) ## install Slurm where apt can, as root, and test against a real one that the tests start
 	@command -v slurmctld >/dev/null || tools/install_slurm
-	@pytest -q --deep tests/end_to_end/test_pilots.py tests/end_to_end/test_slurm_bridge.py tests/end_to_end/test_slurm_acts.py $(ARGS)
+	@pytest -q --deep tests/end_to_end/test_pilots.py tests/end_to_end/test_slurm_bridge.py tests/end_to_end/test_slurm_acts.py \
+	  tests/end_to_end/test_slurm_cpusets.py $(ARGS)
 
 test-slurm-clients: $(STAMP) ## run dask-jobqueue, Snakemake and Parsl on a live mesh by Slurm's commands
 	@[ -x $(SLURM_CLIENTS)/bin/snakemake ] || { python -m venv $(SLURM_CLIENTS) && \

@@ -23,6 +23,7 @@ from cotenant.services.slurm.api.jobs import ArrayServicer, ContentionServicer, 
 from cotenant.services.slurm.api.refusing import refusing
 from cotenant.services.slurm.cluster_watch import INTERVAL_SECONDS, ClusterWatch
 from cotenant.services.slurm.commands import SlurmCommands
+from cotenant.services.slurm.output_progress import OutputProgress, ProgressPatterns
 from cotenant.services.slurm.predictions import Predictions
 from cotenant.services.slurm.records import SlurmJob
 from cotenant.services.slurm.start_times import StartTimes
@@ -60,6 +61,7 @@ class BridgeConfig:
     placement: str = "consolidate"
     allocator: str = "proportional"
     acts: ActConfig = field(default_factory=ActConfig)
+    progress: ProgressPatterns | None = None  # by which the output of jobs is read
 
 
 class Unserved:
@@ -73,6 +75,7 @@ class Bridge:
         placement, allocator = plugins.load(PLACEMENT, config.placement), plugins.load(ALLOCATORS, config.allocator)
         policies.use(PLACEMENT, config.placement)
         policies.use(ALLOCATORS, config.allocator)
+        self.progress = OutputProgress(config.progress, config.slurm) if config.progress else None
         self.predictions = Predictions(
             cast(
                 "predictor_service_pb2_grpc.PredictorServiceAsyncStub",
@@ -82,6 +85,7 @@ class Bridge:
                 "observation_service_pb2_grpc.ObservationServiceAsyncStub",
                 observation_service_pb2_grpc.ObservationServiceStub(channel),
             ),
+            self.progress,
         )
         self.watch = ClusterWatch(config.slurm, config.interval_seconds, self._ended)
         self.start_times = StartTimes(self.watch, self.predictions, placement)
@@ -112,6 +116,8 @@ class Bridge:
         """End all tasks, and send what the predictor has not learned yet."""
         await cancel_and_wait(*self._tasks)
         await self.acting.close()
+        if self.progress:
+            self.progress.close()
         await self.predictions.send()
 
     def problems(self) -> Sequence[ProcessProblem]:
@@ -131,6 +137,8 @@ class Bridge:
             await self.watch.changed()
             await self.predictions.send()
             await self.predictions.renew(self.watch.picture)
+            if self.progress:
+                await self.progress.renew(self.watch.picture)
 
     async def _act(self) -> None:
         while True:

@@ -1,4 +1,7 @@
-"""Estimates of Slurm's jobs: the predictor learns from those that ended, and is asked about the others."""
+"""Estimates of Slurm's jobs: the predictor learns from those that ended, and is asked about the others.
+
+Where jobs' output is read, the progress of a running job says how long it will still take.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from cotenant.core.model.estimate import Estimate
 from cotenant.internal.v1 import observation_service_pb2 as observation_pb2
 from cotenant.internal.v1 import observation_service_pb2_grpc
 from cotenant.services.slurm.messages import job_message
+from cotenant.services.slurm.output_progress import OutputProgress
 from cotenant.services.slurm.placement_view import cores_of, spec_of
 from cotenant.services.slurm.records import SUCCEEDED, Picture, SlurmJob
 from cotenant.v1 import job_pb2, predictor_service_pb2_grpc
@@ -38,8 +42,9 @@ class Predictions:
         self,
         predictor: predictor_service_pb2_grpc.PredictorServiceAsyncStub,
         observations: observation_service_pb2_grpc.ObservationServiceAsyncStub,
+        progress: OutputProgress | None = None,
     ) -> None:
-        self._predictor, self._observations = predictor, observations
+        self._predictor, self._observations, self.progress = predictor, observations, progress
         self._known: dict[str, tuple[Wire, float, float]] = {}  # with the run time and the moment of the query
         self._ended: deque[observation_pb2.Observation] = deque(maxlen=OBSERVATIONS_MAX)
 
@@ -118,7 +123,10 @@ class Predictions:
         return estimates.estimate_from_wire(answer.estimates[0])
 
     def wire(self, job: SlurmJob, now: float) -> Wire | None:
-        """Return the estimate of a job, less what it has run since."""
+        """Return the estimate of a job, less what it has run since; what its progress says goes first."""
+        track = self.progress.track(job) if self.progress else None
+        if track and job.runs and (by_progress := track.estimate(now, job.ran_seconds(now))):
+            return estimates.estimate_to_wire(job.id, by_progress)
         known = self._known.get(job.id)
         if known is None:
             return None
@@ -135,7 +143,9 @@ class Predictions:
     def all(self, picture: Picture, now: float) -> Mapping[str, Estimate]:
         """Return the estimates of all jobs that wait or run."""
         found = {job_id: self.wire(job, now) for job_id in self._known if (job := picture.jobs.get(job_id))}
-        return {job_id: estimates.estimate_from_wire(one) for job_id, one in found.items() if one is not None}
+        by_progress = self.progress.estimates(picture, now) if self.progress else {}
+        known = {job_id: estimates.estimate_from_wire(one) for job_id, one in found.items() if one is not None}
+        return {**known, **by_progress}
 
 
 def _query(job: SlurmJob, picture: Picture, now: float) -> predictor_pb2.EstimateQuery:

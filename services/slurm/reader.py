@@ -264,7 +264,13 @@ def _job(fields: Fields, job_id: str, problems: dict[str, None], task: int | Non
         command=word(fields.get("command")),
         directory=word(fields.get("current_working_directory")),
         admin_comment=word(fields.get("admin_comment")),
+        output=_path(word(fields.get("standard_output"))),
     )
+
+
+def _path(text: str) -> str:
+    """Return a path without placeholders, which some versions leave in; "" if it has any."""
+    return "" if "%" in text else text
 
 
 def _times(fields: Fields) -> dict[str, float]:

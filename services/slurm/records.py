@@ -110,6 +110,7 @@ class SlurmJob:
     command: str = ""
     directory: str = ""
     admin_comment: str = ""
+    output: str = ""
 
     @property
     def waits(self) -> bool:

@@ -313,3 +313,58 @@ def test_nodes_of_pending_jobs_are_chosen_and_given_back(slow: SlurmCluster, tmp
     finally:
         if acting.serving:
             acting.serving.terminate()
+
+
+@pytest.mark.deep
+def test_requeued_jobs_are_ordered_and_suspended_and_reserved_ones_left_alone(acting: Acting) -> None:
+    slurm = acting.slurm
+    whole = (*QUIET, "-N2", "--exclusive")
+    first = slurm.submit("sleep 900", *whole, "-t", "20", "--requeue")
+    slurm.wait_for_state(first, "RUNNING")
+    slurm.call("scontrol", "suspend", first)
+    long = slurm.submit("sleep 900", *whole, "-t", "600")
+    slurm.call(
+        *("scontrol", "create", "reservation", "ReservationName=later", "Users=root", "Nodes=n1"),
+        *("StartTime=now+30days", "Duration=60"),
+    )
+    try:
+        reserved = slurm.submit("sleep 900", *QUIET, "-t", "1", "--reservation=later")
+        acting.start("--act", "order")
+        until(lambda: acting.factors()[long], "the waiting job has a factor")
+        assert slurm.wait_for_state(first, "SUSPENDED")
+        slurm.call("scontrol", "resume", first)
+        slurm.call("scontrol", "requeue", first)
+        slurm.wait_for_state(first, "PENDING")
+        blocker = slurm.submit("sleep 900", *whole, "-t", "5", "--nice=-1000")
+        slurm.call("scontrol", "update", f"JobId={first}", "StartTime=now")
+        until(lambda: slurm.call("squeue", "-h", "-t", "R").split(), "one of them runs")
+        running = slurm.call("squeue", "-h", "-t", "R", "-o", "%i").split()[0]
+        others = [job for job in (first, long, blocker) if job != running]
+        until(lambda: all(acting.factors()[job] for job in others), "the others are ordered, requeued or not")
+        by_factor = sorted(others, key=lambda job: -acting.factors()[job])
+        assert by_factor == sorted(others, key=[blocker, first, long].index)
+        assert acting.factors().get(reserved, 0) == 0
+        shown = slurm.call("sprio", "-l", "-j", others[0])
+        assert "SITE" in shown
+        assert str(acting.factors()[others[0]]) in shown
+    finally:
+        slurm.call("scancel", "--user=root")
+        until(lambda: not slurm.call("squeue", "-h").strip(), "no job is left")
+        slurm.call("scontrol", "delete", "ReservationName=later")
+
+
+@pytest.mark.deep
+def test_the_progress_of_a_job_says_how_long_it_will_take(acting: Acting) -> None:
+    out = acting.slurm.directory / "steps.out"
+    script = "for n in $(seq 1 1000); do echo step $n/1000 loss 0.1; sleep 0.1; done"
+    job = acting.slurm.submit(script, "-o", str(out))
+    acting.slurm.wait_for_state(job, "RUNNING")
+    acting.start("--progress-regex", "default")
+
+    def explained() -> dict[str, dict[str, object]]:
+        found: dict[str, dict[str, object]] = acting.cli.json("explain", job)
+        return found if found.get("estimate", {}).get("source") == "progress" else {}
+
+    answer = until(explained, "the estimate comes from the progress")
+    left = float(str(answer["estimate"]["remaining_seconds"]))
+    assert 20 < left < 600  # about 100 s, longer on a machine that is loaded

@@ -240,6 +240,11 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
     def _message(self, job: SlurmJob, answers: Answers, now: float, *, basic: bool) -> job_pb2.Job:
         scene = answers.scene
         message = job_message(job, scene.specs[job.id], scene.picture, now, answers.refusals.get(job.id))
+        progress = self._predictions.progress
+        if progress and (track := progress.track(job)) and track.latest:
+            message.progress.step = track.latest.step
+            message.progress.rate_per_second = track.steps_per_second()
+            message.progress.update_time.CopyFrom(specs.timestamp(track.samples[-1][0]))
         if basic:
             message.spec.ClearField("command")
         elif (estimate := self._predictions.wire(job, now)) and estimate.predictable:

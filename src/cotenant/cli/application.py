@@ -53,7 +53,7 @@ _ENTRIES = (
     ("up", "mesh.up", "Run the whole mesh on this machine.", MESH),
     ("demo", "mesh.demo", "Run the whole mesh with a real mixed workload and write a report.", MESH),
     ("serve", "mesh.serve", "Run one service of the mesh.", MESH),
-    ("slurm-bridge", "mesh.slurm_acts", "Print the script by which slurmctld chooses cores.", MESH),
+    ("slurm-bridge", "mesh.slurm_acts", "Prepare Slurm for the bridge, and move running steps on its nodes.", MESH),
     ("backup", "mesh.backup", "Back up the store.", MESH),
     ("restore", "mesh.backup", "Restore a backup into an empty store.", MESH),
     ("migrate", "mesh.backup", "Copy the state to another store while the mesh is stopped.", MESH),

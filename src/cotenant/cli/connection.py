@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cotenant.rpc.channel import Channel
     from cotenant.security import grpc_tls
     from cotenant.security.grpc_tls import TlsFiles
+    from cotenant.v1.advice_service_pb2_grpc import AdviceServiceAsyncStub
     from cotenant.v1.array_service_pb2_grpc import ArrayServiceAsyncStub
     from cotenant.v1.contention_service_pb2_grpc import ContentionServiceAsyncStub
     from cotenant.v1.folder_service_pb2_grpc import FolderServiceAsyncStub
@@ -106,6 +107,11 @@ class Mesh:
     def predictor(self) -> PredictorServiceAsyncStub:
         """The predictor's API for estimates and profiles."""
         return cast("PredictorServiceAsyncStub", self._stub("predictor", "PredictorService"))
+
+    @property
+    def advice(self) -> AdviceServiceAsyncStub:
+        """The predictor's API for plans of snapshots."""
+        return cast("AdviceServiceAsyncStub", self._stub("predictor", "AdviceService"))
 
     async def call_contention_replicas(
         self, call: Callable[[ContentionServiceAsyncStub], Awaitable[Sequence[T]]]

@@ -92,6 +92,7 @@ EXCUSED = {
     "src/cotenant/cli/mesh/slurm_node.py:_told_by.<locals>.told": "reads the file; what it calls is a target",
     "node_agent/slurm/step_groups.py:environment": "reads the file; what it calls is a target",
     "node_agent/slurm/sidecar.py:_guard": OF_OUR_CHILD,
+    "services/slurm/output_progress.py:last_lines": "reads the file; what it calls is a target",
     "services/slurm/commands.py:_UnixConnection.connect": "connects; the reader of answers is a target",
     "services/queue/folders/folder_store.py:_TenantFolders._put": UNPARSED,
     "src/cotenant/folders/chunk_files.py:ChunkFiles.flush_names": UNPARSED,

@@ -13,6 +13,7 @@ from cotenant.services.slurm.acting import default_cpus_per_gpu
 from cotenant.services.slurm.commands import pairs_of, site_factors_of
 from cotenant.services.slurm.core_choice import RunHistory, TableRules, found_cpus, kind_in, table_text
 from cotenant.services.slurm.messages import job_message, node_message
+from cotenant.services.slurm.output_progress import DEFAULT, ProgressPatterns
 from cotenant.services.slurm.planning import scene_of
 from cotenant.services.slurm.reader import BadAnswer, read
 from cotenant.services.slurm.records import Picture, SlurmNode
@@ -42,6 +43,8 @@ def targets() -> Iterator[Target]:
     row = b"0\tmain\t1\ttrain\t6\t1\t90\t6 cores: more cores gain less"
     table = b"cotenant-cores\t1\t1795839360\t600\t0\t0\t0\n" + row + b"\nend\n"
     yield Target("the table of cores", lambda directory: Prepared(_table, (table,), (b"\t", b"end", b"\xc2\xb2")))
+    output = b"Epoch [2/4], step 50/100 loss 0.1\n 25%|##  | 25/100 [00:05<00:15,  5.00it/s]\n"
+    yield Target("output of Slurm's jobs", lambda directory: Prepared(_output, (output,), (b"/", b"\r", b"step ")))
     lists = b'{"version": 1, "excluded": {"17": ["n1", "n2"]}}'
     yield Target("lists of excluded nodes", lambda directory: Prepared(_lists, (lists,), WORDS), (ValueError,))
     variables = b"SLURM_JOB_UID=1000\0SLURM_GPUS_ON_NODE=2\0SLURM_JOB_NUM_NODES=1\0SLURM_JOB_NAME=train\0"
@@ -87,3 +90,11 @@ def _lists(data: bytes) -> None:
 
 def _variables(data: bytes) -> None:
     kind_in(variables_of(data))
+
+
+PATTERNS = ProgressPatterns([DEFAULT])
+
+
+def _output(data: bytes) -> None:
+    found = PATTERNS.find(data.decode(errors="replace"))
+    assert found is None or found.share is None or 0 <= found.share <= 1

@@ -54,7 +54,7 @@ from cotenant.cli.mesh.settings import (
     with_profile,
 )
 from cotenant.cli.mesh.shared_identity import secret_paths
-from cotenant.cli.mesh.slurm_acts import ActOptions, read_acts
+from cotenant.cli.mesh.slurm_acts import ActOptions, read_acts, read_patterns
 from cotenant.cli.mesh.state_dir import resolve_state_dir
 from cotenant.cli.missing_extras import check_extras
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage_error
@@ -230,6 +230,15 @@ def serve(
     nodes_by: Annotated[
         str, typer.Option(metavar="POLICY", help="With --act nodes: the placement policy.", show_default="fgd")
     ] = "",
+    progress_regex: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="default|REGEX",
+            help="Read the progress of Slurm's jobs from their output; repeatable. The first group is the step, one "
+            "named total the last step.",
+            show_default="not read",
+        ),
+    ] = None,
     interval: Annotated[str, typer.Option(metavar="TIME", help="How often Slurm is read.", show_default="5s")] = "",
 ) -> None:
     """Run one service of the mesh in the foreground: a service, an agent, the dashboard or the gateway.
@@ -273,6 +282,7 @@ def serve(
       cotenant serve gateway --allow-origin https://portal.example.org
       cotenant serve slurm --restd /run/slurmrestd.sock
       cotenant serve slurm --act cores --act order --dry-run
+      cotenant serve slurm --progress-regex default
     """
     if service not in SERVICES:
         raise usage_error(
@@ -299,7 +309,16 @@ def serve(
         raise usage_error("--follow needs an etcd shared with the other predictor: --store etcd://HOST:PORT")
     addresses = metrics_endpoints.metrics_addresses(settings.metrics if metrics is None else metrics)
     acts = ActOptions(
-        act or (), dry_run, cores_table, cpus_per_gpu, override_cpus, order_by, order_weight, interval, nodes_by
+        act or (),
+        dry_run,
+        cores_table,
+        cpus_per_gpu,
+        override_cpus,
+        order_by,
+        order_weight,
+        interval,
+        nodes_by,
+        progress_regex or (),
     )
     if service != SLURM and (given := acts.given()):
         raise usage_error(f"{' and '.join(given)} must be used with `cotenant serve slurm`")
@@ -535,6 +554,7 @@ def _slurm(setup: ServiceSetup, restd: Path | None, acts: ActOptions) -> Corouti
         notify_ready()
 
     act_config, interval_seconds = read_acts(acts, setup.state_dir)
+    patterns = read_patterns(acts.progress)
     security = make_security(setup.security_settings, setup.state_dir, SLURM, setup.token)
     settings = BridgeSettings(
         state_dir=setup.state_dir,
@@ -546,6 +566,7 @@ def _slurm(setup: ServiceSetup, restd: Path | None, acts: ActOptions) -> Corouti
         allocator=setup.settings.allocator,
         restd=restd,
         interval_seconds=interval_seconds,
+        progress=patterns,
         acts=act_config,
     )
     return serve_bridge(settings, security, started)

@@ -14,6 +14,7 @@ from cotenant.cli.units import parse_seconds
 
 if TYPE_CHECKING:
     from cotenant.services.slurm.acting import ActConfig
+    from cotenant.services.slurm.output_progress import ProgressPatterns
 
 TABLE_FILE = "slurm-cores.table"
 INTERVAL_SECONDS_MIN = 0.5
@@ -85,6 +86,7 @@ class ActOptions:
     weight: int | None = None
     interval: str = ""
     nodes_by: str = ""
+    progress: Sequence[str] = ()
 
     def given(self) -> list[str]:
         """Return the flags that were given."""
@@ -98,6 +100,7 @@ class ActOptions:
             "--order-weight": self.weight is not None,
             "--interval": self.interval,
             "--nodes-by": self.nodes_by,
+            "--progress-regex": self.progress,
         }
         return [flag for flag, value in flags.items() if value]
 
@@ -133,6 +136,26 @@ def read_acts(options: ActOptions, state_dir: Path) -> tuple[ActConfig, float]:
         say=note,
     )
     return config, interval_seconds
+
+
+def read_patterns(texts: Sequence[str]) -> ProgressPatterns | None:
+    """Return the patterns by which jobs' output is read; None if it is not.
+
+    Raises:
+        CommandError: one is invalid, or has no group for the step.
+    """
+    from cotenant.core.model.patterns import HINT, BadPattern, compile_pattern
+    from cotenant.services.slurm.output_progress import DEFAULT, ProgressPatterns
+
+    if not texts:
+        return None
+    for text in texts:
+        try:
+            if text != DEFAULT and compile_pattern(text).groups < 1:
+                raise usage_error(f"--progress-regex {text!r} has no group for the step", hint=r"such as 'step (\d+)'")
+        except BadPattern as error:
+            raise usage_error(f"--progress-regex {text!r}: {error}", hint=HINT) from None
+    return ProgressPatterns(texts)
 
 
 def _misused(options: ActOptions, acts: Sequence[str]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from cotenant.services.slurm.acting import HISTORY_FILE, NODES_FILE, ActConfig
 from cotenant.services.slurm.bridge import Bridge, BridgeConfig
 from cotenant.services.slurm.cluster_watch import INTERVAL_SECONDS
 from cotenant.services.slurm.commands import SlurmCommands, SlurmRest
+from cotenant.services.slurm.output_progress import ProgressPatterns
 from cotenant.store.open import open_store
 from cotenant.store.witness_file import path_of
 
@@ -42,6 +43,7 @@ class BridgeSettings:
     restd: Path | None = None
     interval_seconds: float = INTERVAL_SECONDS
     acts: ActConfig = field(default_factory=ActConfig)
+    progress: ProgressPatterns | None = None
 
 
 async def serve_bridge(settings: BridgeSettings, security: Security, on_start: Callable[[int], None]) -> None:
@@ -68,7 +70,9 @@ async def serve_bridge(settings: BridgeSettings, security: Security, on_start: C
     slurm = SlurmRest(settings.restd) if settings.restd else SlurmCommands()
     history, lists = settings.state_dir / HISTORY_FILE, settings.state_dir / NODES_FILE
     acts = replace(settings.acts, history=history, lists=lists)
-    bridge_config = BridgeConfig(slurm, settings.interval_seconds, allocator=settings.allocator, acts=acts)
+    bridge_config = BridgeConfig(
+        slurm, settings.interval_seconds, allocator=settings.allocator, acts=acts, progress=settings.progress
+    )
     bridge = Bridge(server, channel, policies, bridge_config)
     try:
         await server.start()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
+from google.protobuf.json_format import ParseDict
 from tests.unit.simulator.commands import cotenant
 from tests.unit.simulator.test_snapshot_plan import BUSY
 from tests.unit.simulator.test_snapshots import saved
 
+from cotenant.cli.research import plan
 from cotenant.simulator.snapshots import Job, Part
+from cotenant.v1.advice_service_pb2 import PlanJobsResponse
 
 
 @pytest.fixture
@@ -70,3 +74,22 @@ def test_a_damaged_snapshot_is_one_error_with_its_place(tmp_path: Path) -> None:
     told = cotenant("plan", damaged)
     assert told.exit_code == 2
     assert "nodes[0].gpus: must be a whole number, not 'four'" in told.stderr
+
+
+def test_a_snapshot_is_read_from_standard_input(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(path.read_bytes())))
+    assert json.loads(cotenant("plan", "-", "--json").stdout) == json.loads(cotenant("plan", path, "--json").stdout)
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"{")))
+    assert "standard input:1:2: invalid JSON" in cotenant("plan", "-").stderr
+
+
+def test_the_answer_of_a_mesh_is_shown_as_a_plan_made_here_is(path: Path) -> None:
+    view = json.loads(cotenant("plan", path, "--json").stdout)
+    answer = ParseDict(view, PlanJobsResponse())
+    rows = [plan._remote_row(job) for job in answer.jobs]
+    lines = cotenant("plan", path).stdout.splitlines()[1:]
+    assert [row[1] for row in rows] == [
+        line.split()[1] if row[0] else line.split()[0] for line, row in zip(lines, rows, strict=True)
+    ]
+    assert rows[0] == ("1", "w1", "2", "2", "now", "", "a")
+    assert rows[1][-1].startswith("CAPACITY: needs 2 GPUs")
