@@ -23,7 +23,7 @@ def expected_rate_per_second(
         return 0.0
     gpu_type = next((part.gpu_type for part in allocations if part.gpu_type), "")
     judged = [
-        (one.confidence, one.rate_per_second)
+        (bool(one.allocation.gpu_type), one.confidence, one.rate_per_second)  # a rate for its type comes first
         for one in estimate.candidates
         if one.HasField("allocation")
         and one.confidence >= CONFIDENCE_MIN
@@ -32,4 +32,4 @@ def expected_rate_per_second(
         and max(1, one.allocation.nodes) == len(allocations)
         and (not one.allocation.gpu_type or matches_gpu_type(gpu_type, one.allocation.gpu_type))
     ]
-    return max(judged, default=(0.0, 0.0))[1]
+    return max(judged, default=(False, 0.0, 0.0))[-1]

@@ -40,6 +40,13 @@ def test_one_wild_run_does_not_move_the_median() -> None:
     assert asked(taught(*runs)).remaining_seconds == 100.0
 
 
+def test_a_gpu_type_with_cores_undecided_has_the_rate_on_its_best_cores() -> None:
+    history = taught(*[paced(10.0, 2, "T4"), paced(18.0, 4, "T4"), paced(40.0, 8, "A100")] * 3)
+    candidates = [Candidate(0, 1000, gpu_type=kind) for kind in ("T4", "A100", "V100")]
+    judged = asked(history, candidates=(*candidates, Candidate(0, 1000), Candidate(3, 1000, gpu_type="T4"))).candidates
+    assert [one.rate_per_second for one in judged] == [18.0, 40.0, None, None, None]
+
+
 def test_only_successes_count_as_run_times() -> None:
     assert not asked(taught(*[ran(5.0, succeeded=False)] * 9)).predictable
 

@@ -28,6 +28,17 @@ def test_the_expected_rate_is_that_of_the_present_allocation() -> None:
         assert expected_rate_per_second(estimate, unknown) == 0
 
 
+def test_a_rate_on_the_present_gpu_type_comes_before_that_on_any_and_on_another() -> None:
+    estimate = Estimate(
+        candidates=[judged(2, 50.0), judged(2, 10.0, 0.6, gpu_type="T4"), judged(2, 50.0, gpu_type="A100")]
+    )
+    (here,) = on((2,))
+    here.gpu_type = "T4"
+    assert expected_rate_per_second(estimate, [here]) == 10
+    here.gpu_type = "V100"
+    assert expected_rate_per_second(estimate, [here]) == 50, "nothing better is known"
+
+
 def test_the_most_confident_estimate_counts_unless_there_are_parameter_servers() -> None:
     estimate = Estimate(candidates=[judged(2, 10.0, 0.6), judged(2, 12.0, 0.8), judged(2, 30.0, 0.9, servers=1)])
     assert expected_rate_per_second(estimate, on((2,))) == 12
