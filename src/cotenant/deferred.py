@@ -7,6 +7,7 @@ or a rare branch; a function that always needs a library imports it.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __all__ = [
     "Deferred",
     "asyncio",
+    "defer_pure_protobuf",
     "error_details_pb2",
     "grpc",
     "ipaddress",
@@ -24,6 +26,8 @@ __all__ = [
     "tomllib",
     "yaml",
 ]
+
+PURE_PROTOBUF = "google.protobuf.internal.python_message"
 
 
 class Deferred(ModuleType):
@@ -38,6 +42,23 @@ class Deferred(ModuleType):
         value = getattr(module, attribute)
         setattr(self, attribute, value)
         return value
+
+
+class _Replaced(ModuleType):
+    """A module of another library, which is imported at the first access to one of its attributes."""
+
+    def __getattr__(self, attribute: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), attribute)
+
+
+def defer_pure_protobuf() -> None:
+    """Let protobuf import its implementation in Python only where it uses that: it imports it beside the one in C, too.
+
+    That takes as long as starting Python. To be called before anything imports a message.
+    """
+    sys.modules.setdefault(PURE_PROTOBUF, _Replaced(PURE_PROTOBUF))
 
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from importlib import import_module
 
 from cotenant.cli.outcome import CommandError, Exit, print_version
 from cotenant.cli.slurm.outcome import FAILED, SlurmError, of_mesh, show
+from cotenant.deferred import defer_pure_protobuf
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "sacct", "sacctmgr", "sinfo", "scontrol")
 VERSION_OPTIONS = ("--version", "-V")
@@ -16,6 +17,7 @@ VERSION_OPTIONS = ("--version", "-V")
 
 def main(name: str) -> None:
     """Run one of Slurm's commands with the arguments of this process, and exit."""
+    defer_pure_protobuf()
     gc.disable()  # what a command imports is no garbage
     code = run(name, sys.argv[1:])
     gc.freeze()  # the interpreter need not search what ends with the process
