@@ -8,9 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-import cotenant
-
-SCRIPT = Path(cotenant.__file__).parent / "web" / "static" / "tables.js"
+SCRIPT = Path(__file__).parents[2] / "web" / "static" / "tables.js"
 
 
 def parts() -> dict[str, Markup]:
