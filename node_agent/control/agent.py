@@ -53,7 +53,7 @@ from cotenant.node_agent.probes.inventory import SYSFS, ProbeOptions, probe
 from cotenant.node_agent.probes.memory_bandwidth import NodeBandwidth
 from cotenant.node_agent.probes.nvml_link import NvmlLink
 from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
-from cotenant.node_agent.runtime.runtime_port import ContainerGpuRuntime, HotPlugRuntime, Runtime, RuntimeContext
+from cotenant.node_agent.runtime.runtime_port import HotPlugRuntime, Runtime, RuntimeContext
 from cotenant.node_agent.runtime.socket_paths import remove_socket_directory, socket_directory
 from cotenant.node_agent.runtime.uploaded_folder import UploadedFolders
 from cotenant.node_agent.supervisor.lease import LEASE, Lease, boot_id
@@ -158,10 +158,7 @@ class _Parts:
             heal=runtime.heal if isinstance(runtime, HotPlugRuntime) else None,
             interval_seconds=interval_seconds, sysfs=SYSFS,
         )  # fmt: skip
-        self.container_gpus = ContainerGpuWatch(
-            inventory, runtime.refresh_container_gpus if isinstance(runtime, ContainerGpuRuntime) else None,
-            report=outbox.report_inventory, interval_seconds=interval_seconds,
-        )  # fmt: skip
+        self.container_gpus = ContainerGpuWatch(inventory, runtime, outbox.report_inventory, interval_seconds)
         sources = SampleSources(
             attempts, self.progress.rate_over, self.profiles.in_progress, throttles.held,
             self.health.utilisation_percent,

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import structlog
 
+from cotenant.node_agent.runtime.runtime_port import ContainerGpuRuntime, Runtime
 from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
 
 
 class ContainerGpuWatch:
-    """Reports the inventory after `refresh` has changed it; None: this runtime gives containers no GPUs."""
+    """Reports the inventory after changed specs have changed it."""
 
     def __init__(
         self,
         inventory: resources_pb2.Inventory,
-        refresh: Callable[[], Awaitable[bool]] | None,
-        *,
+        runtime: Runtime,
         report: Callable[[resources_pb2.Inventory], None],
         interval_seconds: float,
     ) -> None:
-        self._inventory, self._refresh = inventory, refresh
+        self._inventory, self._runtime = inventory, runtime
         self._report, self._interval_seconds = report, interval_seconds
 
     async def run(self) -> None:
         """Look periodically until cancelled."""
         while True:
             await asyncio.sleep(self._interval_seconds)
-            if self._refresh is not None and self._inventory.gpus and await self._refresh():
+            runtime = self._runtime
+            if not self._inventory.gpus or not isinstance(runtime, ContainerGpuRuntime):
+                continue
+            if await runtime.refresh_container_gpus():
                 log.info("container_gpus_changed", missing=self._inventory.container_gpus_missing)
                 self._report(self._inventory)

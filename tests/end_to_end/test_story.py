@@ -133,7 +133,7 @@ class Elsewhere(Cli):
 
     def __init__(self, environment: dict[str, str], folder: Path, namespace: int) -> None:
         super().__init__(environment)
-        self.folder, self._prefix = folder, ["nsenter", "-t", str(namespace), "--net", "--wdns", str(folder)]
+        self.folder, self._prefix = folder, ["nsenter", "-t", str(namespace), "--net", f"--wd={folder}"]
 
     def _run(
         self, arguments: list[str], stdin: str, seconds: float, more: dict[str, str]
@@ -197,7 +197,8 @@ def test_on_a_mesh_in_another_network_with_an_upload(home: Path) -> None:
         )  # fmt: skip
         stack.callback(lambda: remains.end(remains.processes_of(home.parent)))
         stack.callback(mesh.terminate)
-        mesh.wait_for_output("the mesh is up")
+        until(lambda: "the mesh is up" in mesh.said or mesh.ended(), "a mesh in another network", seconds=120.0)
+        assert "the mesh is up" in mesh.said, mesh.said
         cli = Elsewhere(environment_of(home), project_in(home), user)
         token = (far / "state/token").read_text()
         cli("login", f"{THERE}:7070", "--token-file", "-", stdin=token)
