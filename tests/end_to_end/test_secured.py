@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.end_to_end.commands import COTENANT, Cli, Outcome, environment_of
-from tests.end_to_end.test_dashboard import Http
+from tests.end_to_end.dashboard_client import Http
 from tests.end_to_end.waiting import until
 from tests.support.etcd_server import free_ports
 
