@@ -76,7 +76,7 @@ function showButtons() {
   $("run").hidden = Boolean(asking);
   $("stop").hidden = !asking;
   const seconds = (1 + chosen.size) * (board.get("limits")?.policy_seconds || 0);
-  const cost = chosen.size && !why && part("jobs").length ? ` This takes about ${duration(Math.max(1, seconds))} of processor time.` : "";
+  const cost = chosen.size && !why && part("jobs").length ? ` This takes at most about ${duration(Math.max(1, seconds))} of processor time.` : "";
   say($("chosen"), asking ? "" : `${chosen.size} of ${most} chosen, beside those in use.${cost}`);
   $("running").hidden = !asking;
 }

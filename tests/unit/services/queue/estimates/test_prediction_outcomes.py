@@ -40,9 +40,11 @@ async def test_a_predictor_that_was_wrong_is_believed_less() -> None:
         assert after.record.median_factor == pytest.approx(600, rel=0.5)
         assert seconds(after.remaining) == seconds(told.remaining) == 600
         assert seconds(after.remaining_p10) < 10
-        used = state.records[waiting].prediction  # the order is as told
-        assert used is not None
-        assert used[:3] == (600.0, told.confidence, "history")
+        kept = state.records[waiting].prediction
+        assert kept is not None
+        assert kept[:3] == (600.0, told.confidence, "history")  # the order's is as told
+        assert kept.band_seconds is not None
+        assert kept.band_seconds[0] <= 600.0 <= kept.band_seconds[1]
 
         answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(gpus=1, expected_duration=EXPECTED)))
         assert answer.estimate.record.jobs == WRONG
