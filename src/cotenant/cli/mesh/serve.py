@@ -308,18 +308,8 @@ def serve(
     if settings.follow and service == "predictor" and not (store or settings.store).startswith(("etcd:", "etcds:")):
         raise usage_error("--follow needs an etcd shared with the other predictor: --store etcd://HOST:PORT")
     addresses = metrics_endpoints.metrics_addresses(settings.metrics if metrics is None else metrics)
-    acts = ActOptions(
-        act or (),
-        dry_run,
-        cores_table,
-        cpus_per_gpu,
-        override_cpus,
-        order_by,
-        order_weight,
-        interval,
-        nodes_by,
-        progress_regex or (),
-    )
+    tuning = cores_table, cpus_per_gpu, override_cpus, order_by, order_weight, interval, nodes_by
+    acts = ActOptions(act or (), dry_run, *tuning, progress=progress_regex or ())
     if service != SLURM and (given := acts.given()):
         raise usage_error(f"{' and '.join(given)} must be used with `cotenant serve slurm`")
     state_dir = resolve_state_dir(context)
