@@ -245,7 +245,7 @@ KEYS = {
     "exit": "code signal out_of_memory rank node",
     "allocation": "node tasks",
     "task": "role rank cores gpus memory_bytes scratch_bytes reclaimable lent_cores target_cores",
-    "explained": "job summary position waiting queue_policy level score sizing estimate wait"
+    "explained": "job summary position waiting queue_policy level score votes sizing estimate wait"
     " forecast outlook ahead ahead_count ending events",
     "node": (
         "id state state_reason state_owner gpus gpus_used gpu_models gpus_declared gpus_unhealthy problems cores "

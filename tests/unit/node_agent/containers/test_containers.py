@@ -290,7 +290,7 @@ containerEdits:
   env: [DRIVER=fake]
   deviceNodes: [{path: /dev/fakectl, hostPath: /etc/hostname}]
   mounts: [{hostPath: /etc/hosts, containerPath: /opt/driver/lib.so, options: [ro, bind]}]
-  hooks: [{hookName: createContainer, path: /bin/sh, args: [sh, -c, "echo hooked > HOOK"]}]
+  hooks: [{hookName: createContainer, path: /bin/sh, args: [sh, -c, "cat > HOOK.state; echo hooked > HOOK"]}]
 """
 
 

@@ -57,6 +57,13 @@ class Starting:
         self.starter._retry_at = 0.0
         return self.starter._ready_zygote(None)
 
+    def waiting_zygote(self) -> Zygote | None:
+        """Return a zygote that has imported everything and waits; None if there is none yet, or it is just dying."""
+        zygote = self.another_zygote()
+        with contextlib.suppress(FileNotFoundError):
+            return zygote if zygote and len(descriptors(zygote.pid)) == 6 else None
+        return None
+
     def launch(self, job: agent_pb2.Assignment, node_group: Group | None = None) -> SupervisorProcess:
         directory = AttemptDirectory(self.root / "attempts", AttemptKey(job.job_id, job.number))
         self.directories.append(directory)
@@ -344,9 +351,8 @@ async def test_jobs_run_once_whenever_the_zygote_is_killed(starting: Starting) -
     rng = Random(7)
     names = [f"job-{number}" for number in range(8)]
     for name in names:
-        zygote = await until(starting.another_zygote)
+        zygote = await until(starting.waiting_zygote)
         assert zygote
-        await until(lambda pid=zygote.pid: len(descriptors(pid)) == 6)  # type: ignore[misc]  # binds the loop's own
         timer = threading.Timer(rng.uniform(0.0, 0.006), kill_if_there, [zygote.pid])
         start = Once(timer.start)
         Channel(zygote, start, lambda: None)
