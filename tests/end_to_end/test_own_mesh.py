@@ -104,6 +104,7 @@ def test_other_users_cannot_submit(mesh: OwnMesh) -> None:
     assert "user" in note
 
 
+@pytest.mark.deep
 def test_its_jobs_run_in_containers_without_root(mesh: OwnMesh) -> None:
     (node,) = json.loads(mesh("nodes", "--json"))
     if node["container_runtime"] != "rootless":

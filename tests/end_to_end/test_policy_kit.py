@@ -206,6 +206,7 @@ def test_what_cannot_be_held_to_laws_is_named_before_anything_runs(site: Path) -
     assert "no policy 'twise' is installed; did you mean twice?" in done.stderr
 
 
+@pytest.mark.deep
 def test_a_runtime_that_breaks_a_law_fails_with_the_law(site: Path) -> None:
     named = ("--policy", "told-twice", "--policy", "deaf", "--policy", "half")
     done = pytested(site, "--pyargs", "cotenant.conformance", *named, "-k", "reported_once or warned_first")

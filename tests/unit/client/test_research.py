@@ -54,6 +54,7 @@ def test_a_policy_need_not_be_installed() -> None:
     assert comparison.figures["newest-first"]["avg_jct_seconds"] == alone.result.avg_jct_seconds
 
 
+@pytest.mark.deep
 def test_results_are_plotted_and_shown_as_tables(tmp_path: Path) -> None:
     comparison = cotenant.compare("sample", "2x8", ["fifo", "srsf"])
     alone = cotenant.simulate("sample", "2x8")

@@ -42,6 +42,7 @@ def test_jobs_with_as_many_cores_as_help_are_done_earlier(figures: dict[str, Fig
     assert jct[BOUND.name] < min(jct[KNOWN_THETA.name], jct[BALANCED.name])
 
 
+@pytest.mark.deep
 def test_they_use_their_gpus_better_and_hold_fewer_cores(figures: dict[str, Figures]) -> None:
     ours, equal = figures[LEARNED.name].values, figures[EQUAL.name].values
     assert ours["utilisation_percent"] > 1.04 * equal["utilisation_percent"]

@@ -41,6 +41,7 @@ def test_a_policy_has_its_cases_of_the_contract() -> None:
     assert {"tests/contract/test_policies.py", "src/cotenant/conformance/test_queue_orders.py"} <= set(las.contracts)
 
 
+@pytest.mark.deep
 def test_every_module_of_core_and_policies_has_tests() -> None:
     inner = [module for module in REPOSITORY.modules if module.startswith(("cotenant.core", "cotenant.policies"))]
     assert len(inner) > 100

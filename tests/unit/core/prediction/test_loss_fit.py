@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.support.loss_curves import BROKEN, STEPS, Told, broken, following, hyperbola
+from tests.support.properties import some
 
 from cotenant.core.model.loss_goal import LossGoal
 from cotenant.core.prediction.loss_fit import (
@@ -140,7 +141,7 @@ def test_two_fifths_of_a_curve_tell_its_end_within_a_tenth(scale: float, cut: bo
     assert sorted(sure)[int(0.9 * len(sure))] <= 0.1
 
 
-@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("kind", some(list(BROKEN), 5))
 def test_a_curve_of_no_such_form_is_not_trusted(kind: str) -> None:
     false = 0
     for seed in range(20):

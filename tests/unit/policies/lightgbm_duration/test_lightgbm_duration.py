@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.support.properties import some
 
 from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query, Submission
 from cotenant.core.policy.options import parse
@@ -90,6 +91,7 @@ def test_an_interval_of_80_percent_holds_80_percent(
     assert 0.75 <= np.mean(held) <= 0.85
 
 
+@pytest.mark.deep
 def test_quantiles_never_cross_and_each_kind_has_its_own(
     learnt: tuple[LightgbmDuration, list[tuple[Estimate, float]]],
 ) -> None:
@@ -235,7 +237,7 @@ def records() -> Mapping[str, bytes]:
 
 
 @pytest.mark.parametrize("damage", [b"[]", pytest.param(b"\x00", marks=pytest.mark.deep)])
-@pytest.mark.parametrize("name", ["model-0", "ends-00000000", "ends-00000001", "blend"])
+@pytest.mark.parametrize("name", some(["model-0", "ends-00000000", "ends-00000001", "blend"], 2))
 def test_a_record_that_cannot_be_read_is_named_and_estimates_go_on(
     records: Mapping[str, bytes], name: str, damage: bytes
 ) -> None:
