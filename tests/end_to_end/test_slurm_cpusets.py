@@ -120,6 +120,7 @@ def node(slurm: SlurmCluster, tmp_path: Path) -> Iterator[Node]:
 def test_a_job_keeps_the_cores_that_it_uses_until_the_sidecar_ends(node: Node) -> None:
     job = node.submit("sleep 900", "-c2")
     assert node.cores(job) == [2]
+    until(lambda: node.places(job), "its processes have begun")
     (before,) = node.places(job)
     serving = node.start("--act", "cpusets")
     until(lambda: node.cores(job) == [1], "the job is slimmed")
@@ -151,6 +152,7 @@ def test_a_new_step_is_noticed_and_moved_too(node: Node) -> None:
 @pytest.mark.parametrize("both", [False, True], ids=["the sidecar", "its guardian too"])
 def test_what_a_killed_sidecar_moved_is_put_back(node: Node, both: bool) -> None:
     job = node.submit("sleep 900", "-c2")
+    until(lambda: node.places(job), "its processes have begun")
     (before,) = node.places(job)
     serving = node.start("--act", "cpusets")
     until(lambda: node.cores(job) == [1], "the job is slimmed")
