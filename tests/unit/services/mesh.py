@@ -218,10 +218,11 @@ class Mesh:
         agent = self.agents[node_id] = SimulatedAgent(node_id, self.channel("placement"), **fields)
         agent.start()
         await until(lambda: bool(agent.welcomes))
-        await until(self._queue_knows_all)
+        await until(self.queue_knows_all)
         return agent
 
-    def _queue_knows_all(self) -> bool:
+    def queue_knows_all(self) -> bool:
+        """Return whether the queue, if there is one, knows the capacity of all nodes."""
         queue_part, nodes = self.parts.get("queue"), self.parts["placement"].service.cluster.nodes
         return queue_part is None or sum(shape.count for shape in queue_part.service.state.shapes) == len(nodes)
 

@@ -467,6 +467,7 @@ async def agent_at(mesh: Mesh, node_id: str, address: str) -> SimulatedAgent:
     agent.start()
     mesh.agents[node_id] = agent
     await until(lambda: bool(agent.welcomes))
+    await until(mesh.queue_knows_all)
     return agent
 
 
