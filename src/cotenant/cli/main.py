@@ -20,6 +20,7 @@ from cotenant.cli.outcome import (
     usage_error,
 )
 from cotenant.cli.quick import quick_command
+from cotenant.deferred import defer_pure_protobuf
 from cotenant.rpc.gc_tuning import THRESHOLDS
 
 
@@ -60,6 +61,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _invoke(arguments: Sequence[str]) -> int:
     if command := quick_command(arguments, os.environ):
+        defer_pure_protobuf()
         command()
         return ExitCode.DONE
     if list(arguments) == ["--version"]:
