@@ -420,7 +420,7 @@ def put_in_containers(
 
 
 def show_in_namespaces(spec: dict[str, Any], image: Image, bundles: Path) -> None:
-    """Let tasks that have namespaces mount the image and their bundles, which are among what these hide."""
+    """Show the image and the bundles to tasks in namespaces: both lie below directories that namespaces hide."""
     isolation = spec["tasks"][0]["isolation"]  # one for all tasks
     if isolation is not None:
         bundles.mkdir(mode=0o700, exist_ok=True)

@@ -165,7 +165,7 @@ def _move(source: Path, target: Path, cores: tuple[int, ...]) -> None:
 
 
 def _bind(pids: Iterable[int], cores: tuple[int, ...]) -> None:
-    """Let all threads of processes use some cores; Slurm's task/affinity has bound them to fewer."""
+    """Allow all threads of processes these cores; Slurm's task/affinity has bound them to fewer."""
     for pid in pids if cores else ():
         for thread in _threads(pid):
             with suppress(OSError):

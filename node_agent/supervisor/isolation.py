@@ -31,6 +31,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Callable
 else:
     import _signal as signal  # the public module builds enumerations: see loop.py
 
@@ -205,6 +206,11 @@ def _write(path: str, text: str) -> None:
 
 def self_test(hidden: list[str]) -> str:
     """Create namespaces like an attempt's and check from inside; return what does not work, "" if all does."""
+    return check_inside(hidden, lambda: _leaks(hidden))
+
+
+def check_inside(hidden: list[str], check: Callable[[], str]) -> str:
+    """Return what a check finds in new namespaces like an attempt's, or why it fails there; "" if all works."""
     try:
         namespaces = open_namespaces(hidden, [])
     except OSError as error:
@@ -214,9 +220,9 @@ def self_test(hidden: list[str]) -> str:
     if pid == 0:
         try:
             namespaces.enter()
-            os.write(writer, _leaks(hidden).encode())
-        except OSError as error:
-            os.write(writer, str(error).encode())
+            os.write(writer, check().encode())
+        except Exception as error:  # whatever fails there does not work
+            os.write(writer, (str(error) or repr(error)).encode())
         finally:
             os._exit(0)
     os.close(writer)

@@ -52,7 +52,7 @@ if TYPE_CHECKING or __package__:
         MS_NOSUID,
         MS_REC,
         MS_SLAVE,
-        open_namespaces,
+        check_inside,
     )
     from cotenant.node_agent.supervisor.launch_faults import cause_of, cause_of_execution
     from cotenant.node_agent.supervisor.task_process import TaskProcess, as_list, die_with_parent, execute
@@ -69,7 +69,7 @@ else:
         MS_NOSUID,
         MS_REC,
         MS_SLAVE,
-        open_namespaces,
+        check_inside,
     )
     from launch_faults import cause_of, cause_of_execution
     from task_process import TaskProcess, as_list, die_with_parent, execute
@@ -294,27 +294,10 @@ def _last_error(call: str) -> OSError:
 
 def self_test() -> str:
     """Mount an image as a job would; return why that does not work, "" if it does."""
-    try:
-        namespaces = open_namespaces([], [])
-    except OSError as error:
-        return error.strerror or str(error)
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            namespaces.enter()
-            _try_mounts()
-        except (OSError, ContainerFault) as error:
-            os.write(writer, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    os.waitpid(pid, 0)
-    os.kill(namespaces.init_pid, signal.SIGKILL)
-    return os.read(reader, 4096).decode(errors="replace")
+    return check_inside([], _try_mounts)
 
 
-def _try_mounts() -> None:
+def _try_mounts() -> str:
     if LIBC.unshare(CLONE_NEWNS) != 0:
         raise _last_error("unshare")
     mount("none", "/", "", MS_REC | MS_SLAVE)
@@ -334,6 +317,7 @@ def _try_mounts() -> None:
         {"runtime": [], "name": "", "bundle": bundle, "image": f"{bundle}/image", "image_of_user": False,
          "starts_in_folder": False, "config": config}, {}, [""],
     ).enter(None, 2)  # fmt: skip
+    return ""
 
 
 if __name__ == "__main__":

@@ -200,8 +200,7 @@ class PendingOrder:
             except SlurmRefused as error:  # it started or ended in between, or we may not
                 refused.append(str(error))
                 if error.denied:
-                    remedy = "run the bridge as SlurmUser or as an operator of Slurm"
-                    self.problem = ProcessProblem(str(error), remedy)
+                    self.problem = _denied(error)
                     break
             else:
                 done += 1
@@ -271,8 +270,7 @@ class PendingNodes:
             except SlurmRefused as error:  # it started or ended in between, or we may not
                 refused.append(str(error))
                 if error.denied:
-                    remedy = "run the bridge as SlurmUser or as an operator of Slurm"
-                    self.problem = ProcessProblem(str(error), remedy)
+                    self.problem = _denied(error)
                     break
             else:
                 self.problem = None
@@ -371,6 +369,10 @@ class Acting:
             await self.cores.withdraw()
         if self.nodes:
             await self.nodes.withdraw()
+
+
+def _denied(error: SlurmRefused) -> ProcessProblem:
+    return ProcessProblem(str(error), "run the bridge as SlurmUser or as an operator of Slurm")
 
 
 def replace_file(path: Path, text: str, mode: int) -> None:

@@ -120,7 +120,7 @@ class Track:
     restarted: bool = False
 
     def add(self, now: float, progress: Progress) -> None:
-        """Record progress. A share that falls was not that of the whole run: nothing is foretold by it any more."""
+        """Record progress. A share that falls is not of the whole run, so no end is forecast from it."""
         if self.samples:
             last = self.samples[-1][1]
             if progress == last:
@@ -169,7 +169,7 @@ class OutputProgress:
         self._reading: asyncio.Future[Mapping[tuple[str, int], Progress]] | None = None
 
     async def renew(self, picture: Picture) -> None:
-        """Take what the thread has read, and let it read again."""
+        """Record what the thread has read, and start its next reading."""
         now = time.time()
         running = {(job.id, job.restarts): job for job in picture.jobs.values() if job.runs and job.user_id is not None}
         self._tracks = {run: track for run, track in self._tracks.items() if run in running}
@@ -219,7 +219,7 @@ class OutputProgress:
         return self._tracks.get((job.id, job.restarts))
 
     def close(self) -> None:
-        """Let the thread end; it is not waited for."""
+        """Ask the thread to end, without waiting for it."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 

@@ -54,9 +54,9 @@ class _Replaced(ModuleType):
 
 
 def defer_pure_protobuf() -> None:
-    """Let protobuf import its implementation in Python only where it uses that: it imports it beside the one in C, too.
+    """Defer the import of protobuf's implementation in Python, which takes as long as starting Python.
 
-    That takes as long as starting Python. To be called before anything imports a message.
+    Protobuf imports it even if it uses the one in C. To be called before anything imports a message.
     """
     sys.modules.setdefault(PURE_PROTOBUF, _Replaced(PURE_PROTOBUF))
 

@@ -257,7 +257,7 @@ class AttemptWatcher:
             self._stop_orders.discard(order)
 
     def change_time_limit(self, record: Record) -> None:
-        """Tell placement the time limit of a job that holds resources, until it takes it or the attempt has ended."""
+        """Send placement the new time limit of a job with resources, again until it is accepted or the attempt ends."""
         if record.phase.holds_resources:
             self._background.start(self._tell_time_limit(record, record.attempt_number))
 

@@ -87,7 +87,7 @@ class ChunkFiles:
             return sum(size for digest, (temporary, size) in written.items() if self._name(temporary, digest))
 
     def _name(self, temporary: Path, digest: bytes) -> bool:
-        """Give a complete chunk its name; return whether it is new."""
+        """Rename a complete temporary file to its digest; return whether the chunk is new."""
         target = self.path(digest)
         target.parent.mkdir(mode=0o700, exist_ok=True)
         try:

@@ -131,7 +131,7 @@ def _document(path: Path) -> bytes:
 
 
 def _remote(context: typer.Context, document: bytes, asked: Asked, as_json: bool) -> None:
-    """Let the mesh plan a snapshot, and print its answer."""
+    """Send a snapshot to the mesh and print the plan that it returns."""
     from google.protobuf.duration_pb2 import Duration
     from google.protobuf.json_format import MessageToDict
 

@@ -212,10 +212,10 @@ def _wait(job_id: str) -> int:
 
 
 async def _delay(mesh: Mesh, spec: JobSpec, job_id: str, minutes: int) -> None:
-    """Let a job begin at the earliest so many minutes after the start of another job, or of all tasks of an array.
+    """Set the earliest start of a job: some minutes after the start of another job, or of all tasks of an array.
 
     Raises:
-        SlurmError: that has not started, so that nobody knows when.
+        SlurmError: the other has not started, so the time is unknown.
     """
     from cotenant.cli.slurm.finding import find_one  # few jobs have a delay
 
