@@ -131,5 +131,6 @@ async def test_a_file_system_that_hangs_holds_nobody(tmp_path: Path, monkeypatch
     async with asyncio.timeout(5):
         for _ in range(3):
             await progress.renew(picture([], JOB))
+    assert progress.track(JOB) is None
     progress.close()
     gate.set()
